@@ -1,0 +1,63 @@
+"""The interface between the packages, version 1: the pure half.
+
+Everything here is a value or a function of values and needs only the standard library. The half
+with effects is `distcore.v1.runtime`.
+"""
+
+# Nouns
+from distcore.v1.channel import Channel, Message, Pending
+
+# Values that the nouns are made of
+from distcore.v1.dtypes import ITEMSIZES, itemsize
+
+# Errors
+from distcore.v1.errors import (
+    ChannelError,
+    ChannelTimeout,
+    DisagreementError,
+    PeerError,
+    PlanError,
+    Problem,
+)
+from distcore.v1.layout import Layout, MeshForm, Piece
+from distcore.v1.packing import Packing, cut_rounds
+from distcore.v1.placement import Interval, Placement
+from distcore.v1.plan import Columns, Plan, Transfer
+
+# What packages offer each other
+from distcore.v1.protocols import Progress, Resharder, StateTransport
+from distcore.v1.region import Region
+
+# The version of the interface
+from distcore.v1.registry import LEVEL, providers, require
+
+__all__ = [
+    "ITEMSIZES",
+    "LEVEL",
+    "Channel",
+    "ChannelError",
+    "ChannelTimeout",
+    "Columns",
+    "DisagreementError",
+    "Interval",
+    "Layout",
+    "MeshForm",
+    "Message",
+    "Packing",
+    "PeerError",
+    "Pending",
+    "Piece",
+    "Placement",
+    "Plan",
+    "PlanError",
+    "Problem",
+    "Progress",
+    "Region",
+    "Resharder",
+    "StateTransport",
+    "Transfer",
+    "cut_rounds",
+    "itemsize",
+    "providers",
+    "require",
+]
