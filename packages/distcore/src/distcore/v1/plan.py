@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from operator import gt
 from typing import Final, overload
 
 from distcore.v1.errors import PlanError, Problem
@@ -285,7 +286,7 @@ def _region_problems(columns: Columns) -> list[Problem]:
         if odd or ndim < 0 or ndims.setdefault(number, ndim) != ndim:
             problems.append(_ndim_problem(key, ndims.get(number, 0), ndim))
             continue
-        for dim in range(low, low + ndim):
-            if columns.coords[dim] > columns.coords[dim + ndim]:
-                problems.append(Problem(key, "region", f"transfer {row}: start behind stop"))
+        start, stop = columns.coords[low : low + ndim], columns.coords[low + ndim : high]
+        if any(map(gt, start, stop)):
+            problems.append(Problem(key, "region", f"transfer {row}: start behind stop"))
     return problems

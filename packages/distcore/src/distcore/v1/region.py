@@ -93,7 +93,7 @@ class Region:
         return self.translate(tuple(-low for low in region.start))
 
     def slices(self) -> tuple[slice, ...]:
-        """One slice per dim, to index a tensor whose origin is the origin of this region's space."""
+        """One slice per dim, to index a tensor that begins at the origin of the region's space."""
         return tuple(slice(low, high) for low, high in zip(self.start, self.stop, strict=True))
 
     def _same_ndim(self, other: Region) -> None:
