@@ -12,20 +12,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from distcore.v1.errors import PlanError, Problem
+
 if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Message:
     """Buffers for, or from, one peer, in an order that both ends know.
 
     `peer` is a global rank. Each buffer is a contiguous one-dimensional uint8 tensor; the caller
     keeps it alive and unchanged (a send) or unread (a receive) until `Pending.wait` returns.
+    Two messages are equal only where they are one object: data is never compared.
     """
 
     peer: int
     buffers: tuple[torch.Tensor, ...]
+
+    def __post_init__(self) -> None:
+        if type(self.buffers) is not tuple:
+            object.__setattr__(self, "buffers", tuple(self.buffers))
+        if self.peer < 0:
+            raise PlanError(Problem("peer", "rank", f"{self.peer} is no rank"))
 
     @property
     def nbytes(self) -> int:

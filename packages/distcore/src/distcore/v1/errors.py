@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
+
+SHOWN_PROBLEMS: Final = 20
+"""How many problems the text of a PlanError spells out; its `problems` always has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,9 @@ class PlanError(ValueError):
             text = problems[0].text
         else:
             problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
-            text = "; ".join(str(problem) for problem in problems)
+            text = "; ".join(str(problem) for problem in problems[:SHOWN_PROBLEMS])
+            if len(problems) > SHOWN_PROBLEMS:
+                text += f"; and {len(problems) - SHOWN_PROBLEMS} more"
         self.problems = problems
         super().__init__(text)
 
@@ -48,14 +54,19 @@ class DisagreementError(RuntimeError):
 
     label: str
     values: Mapping[int, str]
+    hint: str
 
     def __init__(self, label: str, values: Mapping[int, str], hint: str = "") -> None:
         self.label = label
         self.values = dict(values)
+        self.hint = hint
         shown = "; ".join(f"rank {rank}: {value}" for rank, value in self.values.items())
         super().__init__(
             f"the ranks disagree on {label!r}: {shown}" + (f" ({hint})" if hint else "")
         )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.label, self.values, self.hint), self.__dict__
 
 
 class PeerError(RuntimeError):
@@ -72,6 +83,9 @@ class PeerError(RuntimeError):
         self.failures = dict(failures)
         shown = "; ".join(f"rank {rank}: {text}" for rank, text in self.failures.items())
         super().__init__(f"{label!r} failed: {shown}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.label, self.failures), self.__dict__
 
 
 class ChannelError(OSError):

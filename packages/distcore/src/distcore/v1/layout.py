@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from operator import attrgetter, gt
 from typing import TypeAlias
 
 from distcore.v1.dtypes import itemsize
 from distcore.v1.errors import PlanError, Problem
+from distcore.v1.integers import as_int, as_ints
 from distcore.v1.placement import Placement, Reading, intervals
 from distcore.v1.region import Region
 
@@ -21,16 +24,24 @@ class Piece:
     """A Region that a rank holds, and the place where it begins in the rank's local tensor.
 
     The piece lies in the local tensor as the box `Region(place, place + region.shape)`.
+    PlanError where the place is negative or has other dims than the region.
     """
 
     region: Region
     place: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if type(self.place) is not tuple:
-            object.__setattr__(self, "place", tuple(self.place))
-        if len(self.place) != self.region.ndim or any(low < 0 for low in self.place):
-            raise ValueError(f"place {self.place} does not fit {self.region}")
+        region: object = self.region
+        if not isinstance(region, Region):
+            text = f"{region!r} is a {type(region).__name__}, not a Region"
+            raise PlanError(Problem("piece", "type", text))
+        place = as_ints(self.place, "place")
+        object.__setattr__(self, "place", place)
+        if len(place) != self.region.ndim:
+            text = f"{place} has {len(place)} entries for {self.region}"
+            raise PlanError(Problem("place", "ndim", text))
+        if place and min(place) < 0:
+            raise PlanError(Problem("place", "range", f"{place} is negative"))
 
     @property
     def local(self) -> Region:
@@ -65,9 +76,11 @@ class MeshForm:
 class Layout:
     """Which rank holds which Regions of one tensor, and where in its local tensor.
 
-    A rank's pieces never overlap; several ranks may hold the same Region (replicas). A rank that
-    takes part and holds nothing has one empty piece, so that its local shape is known.
-    Immutable; equal where shape, dtype and every rank's pieces are equal.
+    A rank's pieces never overlap, neither in the tensor nor in its local tensor; several ranks may
+    hold the same Region (replicas), and a Region may have no holder. A rank that takes part and
+    holds nothing has one empty piece, so that its local shape is known.
+    Immutable; equal, whichever way it was made, where shape, dtype and every rank's pieces are
+    equal.  PlanError lists everything that is wrong with the pieces given.
 
     >>> layout = Layout.from_mesh(
     ...     shape=(10,), dtype="float32", mesh=[0, 1, 2, 3], placements=["S(0)"]
@@ -95,15 +108,8 @@ class Layout:
         itemsize(dtype)
         self._dtype = dtype
         self._form = None
-        self._pieces = {rank: tuple(pieces[rank]) for rank in sorted(pieces)}
+        self._pieces = _checked_pieces(pieces, Region.of_shape(self._shape))
         self._positions = {rank: i for i, rank in enumerate(self._pieces)}
-        problems = [
-            problem
-            for rank, held in self._pieces.items()
-            for problem in _piece_problems(rank, held, Region.of_shape(self._shape))
-        ]
-        if problems:
-            raise PlanError(problems)
 
     @classmethod
     def from_mesh(
@@ -177,10 +183,14 @@ class Layout:
         return found
 
     def local_shape(self, rank: int) -> tuple[int, ...]:
-        """The shape of the local tensor of `rank`: the smallest that holds all its pieces."""
+        """The shape of the local tensor of `rank`: the smallest that holds all its pieces.
+
+        PlanError for a rank outside the layout.
+        """
         held = self.pieces(rank)
         if not held:
-            raise KeyError(f"rank {rank} is not among the ranks {self.ranks} of this layout")
+            text = f"not among the ranks {_shortened(self.ranks)} of this layout"
+            raise PlanError(Problem(f"rank {rank}", "rank", text))
         return tuple(map(max, zip(*(piece.local.stop for piece in held), strict=True)))
 
     def __eq__(self, other: object) -> bool:
@@ -199,7 +209,8 @@ class Layout:
 
     def __repr__(self) -> str:
         if self._form is None:
-            return f"Layout(shape={self._shape}, dtype={self._dtype!r}, ranks={self.ranks})"
+            ranks = _shortened(self.ranks)
+            return f"Layout(shape={self._shape}, dtype={self._dtype!r}, pieces on ranks {ranks})"
         placements = ", ".join(map(str, self._form.placements))
         return (
             f"Layout(shape={self._shape}, dtype={self._dtype!r}, "
@@ -212,26 +223,56 @@ def _shortened(ranks: tuple[int, ...]) -> str:
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    found = tuple(int(n) for n in shape)
+    found = as_ints(shape, "shape")
     if any(n < 0 for n in found):
         raise PlanError(Problem("shape", "shape", f"{found} has a negative length"))
     return found
 
 
-def _piece_problems(rank: int, held: tuple[Piece, ...], whole: Region) -> list[Problem]:
+def _checked_pieces(
+    pieces: Mapping[int, Iterable[Piece]], whole: Region
+) -> dict[int, tuple[Piece, ...]]:
+    """The pieces of every rank in local order, ranks ascending."""
+    problems = [] if pieces else [Problem("pieces", "ranks", "no rank holds anything")]
+    checked: dict[int, tuple[Piece, ...]] = {}
+    for given, held in pieces.items():
+        rank, held = as_int(given, "pieces"), tuple(held)
+        if rank < 0:
+            problems.append(Problem(f"rank {rank}", "rank", "a rank is never negative"))
+        found = _piece_problems(rank, held, whole)
+        problems += found
+        checked[rank] = held if found else tuple(sorted(held, key=attrgetter("place", "region")))
+    if problems:
+        raise PlanError(problems)
+    return dict(sorted(checked.items()))
+
+
+def _piece_problems(rank: int, held: tuple[object, ...], whole: Region) -> list[Problem]:
     where = f"rank {rank}"
     if not held:
         return [Problem(where, "pieces", "has no piece; give an empty one or leave the rank out")]
-    if any(piece.region.ndim != whole.ndim for piece in held):
-        return [Problem(where, "shape", f"a piece has not the {whole.ndim} dims of the tensor")]
+    problems = [
+        Problem(where, "type", f"{item!r} is a {type(item).__name__}, not a Piece")
+        for item in held
+        if not isinstance(item, Piece)
+    ]
+    pieces = [item for item in held if isinstance(item, Piece)]
+    problems += [
+        Problem(where, "ndim", f"{piece.region} has not {whole.ndim} dims")
+        for piece in pieces
+        if piece.region.ndim != whole.ndim
+    ]
+    if problems:
+        return problems
     problems = [
         Problem(where, "bounds", f"{piece.region} lies outside {whole}")
-        for piece in held
-        if not whole.contains(piece.region)
+        for piece in pieces
+        if any(map(gt, whole.start, piece.region.start))
+        or any(map(gt, piece.region.stop, whole.stop))
     ]
     for boxes, space in (
-        ([piece.region for piece in held], "global"),
-        ([piece.local for piece in held], "local"),
+        ([piece.region for piece in pieces], "global"),
+        ([piece.local for piece in pieces], "local"),
     ):
         pair = _overlap(boxes)
         if pair is not None:
@@ -242,11 +283,18 @@ def _piece_problems(rank: int, held: tuple[Piece, ...], whole: Region) -> list[P
 
 
 def _overlap(boxes: list[Region]) -> tuple[Region, Region] | None:
-    """Two boxes that have an element in common, or None (a sweep along the first dim)."""
+    """Two boxes that have an element in common, or None: a sweep along the dim cut most often."""
+    boxes = [box for box in boxes if not box.is_empty]
+    if len(boxes) < 2:
+        return None
+    starts = [len({box.start[dim] for box in boxes}) for dim in range(boxes[0].ndim)]
+    dim = starts.index(max(starts)) if starts else None
+    if dim is not None:
+        boxes.sort(key=lambda box: box.start[dim])
     active: list[Region] = []
-    for box in sorted(box for box in boxes if not box.is_empty):
-        if box.ndim:
-            active = [other for other in active if other.stop[0] > box.start[0]]
+    for box in boxes:
+        if dim is not None:
+            active = [other for other in active if other.stop[dim] > box.start[dim]]
         for other in active:
             if box.intersect(other) is not None:
                 return other, box
@@ -255,45 +303,57 @@ def _overlap(boxes: list[Region]) -> tuple[Region, Region] | None:
 
 
 def _mesh_form(mesh: Mesh, placements: Sequence[str], ndim: int, reading: Reading) -> MeshForm:
-    problems: list[Problem] = []
-    ranks, sizes = _flattened(mesh, problems)
-    if len(placements) != len(sizes) or isinstance(placements, str):
+    ranks, sizes, problems = _flattened(mesh)
+    if isinstance(placements, str):
+        text = f"{placements!r} is a text; give one placement per mesh axis in a list"
+        raise PlanError([*problems, Problem("placements", "type", text)])
+    placements = tuple(placements)
+    if sizes and len(placements) != len(sizes):
         text = f"{len(placements)} placements for a mesh with {len(sizes)} axes"
         problems.append(Problem("placements", "count", text))
-    if len(set(ranks)) != len(ranks) or any(rank < 0 for rank in ranks):
-        problems.append(Problem("mesh", "ranks", "a rank is negative or stands in it twice"))
     parsed = []
     for axis, form in enumerate(placements):
         try:
             parsed.append(Placement.parse(form, ndim))
-        except ValueError as error:
-            problems.append(Problem(f"placements[{axis}]", "placement", str(error)))
+        except PlanError as error:
+            where = f"placements[{axis}]"
+            problems += [Problem(where, one.kind, one.text) for one in error.problems]
     if reading not in ("order", "index"):
         problems.append(Problem("reading", "reading", f"{reading!r} is not 'order' or 'index'"))
     if problems:
         raise PlanError(problems)
-    return MeshForm(tuple(ranks), tuple(sizes), tuple(parsed), reading)
+    return MeshForm(ranks, sizes, tuple(parsed), reading)
 
 
-def _flattened(mesh: Mesh, problems: list[Problem]) -> tuple[list[int], list[int]]:
-    """The ranks of a nested list in row-major order, and the length of every level."""
-    if not isinstance(mesh, Sequence) or isinstance(mesh, str):
-        problems.append(Problem("mesh", "mesh", f"{mesh!r} is not a nested list of ranks"))
-        return [], []
+def _flattened(mesh: Mesh) -> tuple[tuple[int, ...], tuple[int, ...], list[Problem]]:
+    """The ranks of a nested list in row-major order, and the length of every level.
+
+    No lengths where the list is no mesh.
+    """
+    if not _is_list(mesh):
+        return (), (), [Problem("mesh", "mesh", f"{mesh!r} is not a nested list of ranks")]
+    level: list[Mesh] = [mesh]
     sizes: list[int] = []
-    level: list[Mesh] = list(mesh)
-    sizes.append(len(level))
-    while level and all(isinstance(item, Sequence) for item in level):
+    while level and all(map(_is_list, level)):
         rows = [item for item in level if isinstance(item, Sequence)]
         if len({len(row) for row in rows}) != 1:
-            problems.append(Problem("mesh", "mesh", "its rows differ in length"))
-            return [], sizes
+            return (), (), [Problem("mesh", "mesh", "its rows differ in length")]
         sizes.append(len(rows[0]))
         level = [item for row in rows for item in row]
-    ranks = [int(item) for item in level if not isinstance(item, Sequence)]
-    if len(ranks) != len(level) or not ranks:
-        problems.append(Problem("mesh", "mesh", "it is empty, or mixes ranks and lists"))
-    return ranks, sizes
+    if not level or any(map(_is_list, level)):
+        return (), (), [Problem("mesh", "mesh", "it is empty, or mixes ranks and lists")]
+    ranks = as_ints(level, "mesh")
+    problems = [Problem("mesh", "ranks", f"rank {rank} is negative") for rank in ranks if rank < 0]
+    problems += [
+        Problem("mesh", "ranks", f"rank {rank} stands in it {times} times")
+        for rank, times in Counter(ranks).items()
+        if times > 1
+    ]
+    return ranks, tuple(sizes), problems
+
+
+def _is_list(item: object) -> bool:
+    return isinstance(item, Sequence) and not isinstance(item, str | bytes)
 
 
 def _mesh_pieces(form: MeshForm, shape: tuple[int, ...], position: int) -> tuple[Piece, ...]:

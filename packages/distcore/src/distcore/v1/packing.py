@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
+
+from distcore.v1.errors import PlanError, Problem
+from distcore.v1.integers import as_int, as_ints
 
 ALIGNMENT: Final = 16
 
@@ -14,7 +16,8 @@ ALIGNMENT: Final = 16
 class Packing:
     """Parts one behind the other in a flat buffer of bytes; part i begins at `offsets[i]`.
 
-    Offsets are multiples of the alignment, so that any dtype may be viewed there.
+    Parts lie in the order of their offsets, never overlap, and end within `nbytes`; anything else
+    raises PlanError. `Packing.of` aligns every offset, so that any dtype may be viewed there.
 
     >>> Packing.of([3, 0, 20])
     Packing(offsets=(0, 16, 16), sizes=(3, 0, 20), nbytes=36)
@@ -25,27 +28,37 @@ class Packing:
     nbytes: int
 
     def __post_init__(self) -> None:
-        if len(self.offsets) != len(self.sizes):
-            raise ValueError(f"{len(self.offsets)} offsets for {len(self.sizes)} sizes")
-        ends = [offset + size for offset, size in zip(self.offsets, self.sizes, strict=True)]
-        if any(size < 0 for size in self.sizes) or any(offset < 0 for offset in self.offsets):
-            raise ValueError("an offset or a size is negative")
-        if any(
-            end > offset for end, (_, offset) in zip(ends, pairwise(self.offsets), strict=False)
-        ):
-            raise ValueError("parts overlap, or are not in the order of their offsets")
-        if max(ends, default=0) > self.nbytes:
-            raise ValueError(f"the parts end behind the {self.nbytes} bytes of the buffer")
+        offsets, sizes = as_ints(self.offsets, "offsets"), as_ints(self.sizes, "sizes")
+        object.__setattr__(self, "offsets", offsets)
+        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "nbytes", as_int(self.nbytes, "nbytes"))
+        if len(offsets) != len(sizes):
+            text = f"{len(offsets)} offsets for {len(sizes)} sizes"
+            raise PlanError(Problem("offsets", "length", text))
+        end = 0
+        for part, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+            where = f"part {part}"
+            if size < 0:
+                raise PlanError(Problem(where, "range", f"its size {size} is negative"))
+            if offset < end:
+                text = f"it begins at {offset}, but the part before it ends at {end}"
+                raise PlanError(Problem(where, "overlap", text))
+            end = offset + size
+        if end > self.nbytes:
+            text = f"the parts end at {end}, behind the {self.nbytes} bytes of the buffer"
+            raise PlanError(Problem("nbytes", "range", text))
 
     @classmethod
     def of(cls, sizes: Iterable[int], *, alignment: int = ALIGNMENT) -> Packing:
-        """Lay parts of `sizes` bytes one behind the other, each aligned."""
-        offsets, end, sizes = [], 0, tuple(sizes)
+        """Lay parts of `sizes` bytes one behind the other, each at a multiple of `alignment`."""
+        if as_int(alignment, "alignment") < 1:
+            raise PlanError(Problem("alignment", "range", f"{alignment} is below 1"))
+        offsets, end, sizes = [], 0, as_ints(sizes, "sizes")
         for size in sizes:
             offset = -(-end // alignment) * alignment
             offsets.append(offset)
             end = offset + size
-        return cls(tuple(offsets), sizes, end)
+        return cls(tuple(offsets), sizes, max(end, 0))
 
     def slice_of(self, part: int) -> slice:
         """Where part `part` lies in the buffer."""
@@ -56,13 +69,17 @@ def cut_rounds(sizes: Sequence[int], max_nbytes: int, *, max_parts: int) -> tupl
     """Cut consecutive parts into rounds of at most `max_nbytes` and `max_parts` parts.
 
     Deterministic, so that two ranks that know the same sizes cut at the same places. A part
-    that is larger than `max_nbytes` has a round of its own.
+    that is larger than `max_nbytes` has a round of its own. PlanError where a limit is below 1 or
+    a size is negative.
 
     >>> cut_rounds([4, 4, 9, 1], 8, max_parts=256)
     (range(0, 2), range(2, 3), range(3, 4))
     """
-    if max_nbytes < 1 or max_parts < 1:
-        raise ValueError(f"max_nbytes {max_nbytes} and max_parts {max_parts} must be positive")
+    for where, limit in (("max_nbytes", max_nbytes), ("max_parts", max_parts)):
+        if as_int(limit, where) < 1:
+            raise PlanError(Problem(where, "range", f"{limit} is below 1"))
+    if min(sizes, default=0) < 0:
+        raise PlanError(Problem("sizes", "range", f"{min(sizes)} is negative"))
     rounds, first, filled = [], 0, 0
     for part, size in enumerate(sizes):
         if part > first and (filled + size > max_nbytes or part - first >= max_parts):

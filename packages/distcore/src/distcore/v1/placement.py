@@ -14,7 +14,8 @@ torch reads `_S(d,f)` in two ways that agree whenever the cuts are even:
   the only one where f is no product of axis sizes.
 
 `Reading` names the two; which one a given tensor follows can only be told from the local shapes
-that torch really made.
+that torch really made. Where one factor is no such product, torch reads the whole tensor by index,
+and so does `intervals`, whichever reading is asked for.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Final, Literal, TypeAlias
 
-Reading = Literal["order", "index"]
+from distcore.v1.errors import PlanError, Problem
 
-_FORM = re.compile(r"(?:R|S\((-?\d+)\)|_S\((-?\d+),\s*(\d+)\))")
+Reading: TypeAlias = Literal["order", "index"]
+
+_FORM: Final = re.compile(r"R|S\((-?[0-9]{1,18})\)|_S\((-?[0-9]{1,18}), ?([0-9]{1,18})\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +47,33 @@ class Placement:
     def parse(cls, form: str, ndim: int) -> Placement:
         """Read `'R'`, `'S(d)'` or `'_S(d,f)'`; a negative d counts from the end.
 
+        PlanError where `form` is none of them, or names a dim that the tensor lacks.
+
         >>> Placement.parse("S(-1)", 2)
         Placement(dim=1, split_factor=1)
         """
         match = _FORM.fullmatch(form) if isinstance(form, str) else None
         if match is None:
-            raise ValueError(f"placement {form!r} is none of 'R', 'S(d)', '_S(d,f)'")
+            raise _refused(f"{form!r} is none of 'R', 'S(d)', '_S(d,f)'")
         text = match[1] or match[2]
         if text is None:
             return cls(None)
         dim = int(text)
         if not -ndim <= dim < ndim:
-            raise ValueError(f"placement {form!r} names a dim that a {ndim}-d tensor lacks")
+            raise _refused(f"{form!r} names a dim that a {ndim}-d tensor lacks")
         factor = int(match[3] or 1)
         if factor < 1:
-            raise ValueError(f"placement {form!r} has a split factor below 1")
+            raise _refused(f"{form!r} has a split factor below 1")
         return cls(dim % ndim, factor)
 
     def __str__(self) -> str:
         if self.dim is None:
             return "R"
         return f"S({self.dim})" if self.split_factor == 1 else f"_S({self.dim},{self.split_factor})"
+
+
+def _refused(text: str) -> PlanError:
+    return PlanError(Problem("placement", "placement", text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +128,22 @@ def intervals(
 
     An empty shard is one empty interval at the place where torch.chunk leaves it.
     """
-    order = cutting_order(dim, placements, sizes) if reading == "order" else None
-    if order is not None:
-        start = 0
-        for axis in order:
-            start, length = cut(start, length, sizes[axis], coordinates[axis])
-        return (Interval(start, length, 0),)
+    if reading == "order":
+        orders = {d: cutting_order(d, placements, sizes) for d in _cut_dims(placements)}
+        if None not in orders.values():
+            start = 0
+            for axis in orders.get(dim) or ():
+                start, length = cut(start, length, sizes[axis], coordinates[axis])
+            return (Interval(start, length, 0),)
     held = [(0, length)]
     for axis, placement in enumerate(placements):
         if placement.dim == dim:
             held = _strided_cut(held, placement.split_factor, sizes[axis], coordinates[axis])
     return _placed(held)
+
+
+def _cut_dims(placements: Sequence[Placement]) -> set[int]:
+    return {placement.dim for placement in placements if placement.dim is not None}
 
 
 def _strided_cut(

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Final
+
+from distcore.v1.errors import PlanError, Problem
+from distcore.v1.integers import as_ints
+
+_INT: Final = frozenset({int})
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Region:
     """The half-open box of all indices i with `start[d] <= i[d] < stop[d]` in every dim d.
 
-    A region without dims has one element (a scalar); one with an empty dim has none.
+    A region without dims has one element (a scalar); one with an empty dim has none. Both ends
+    become tuples of plain ints. PlanError where an end is no sequence of ints, where the two
+    differ in length, or where the start lies behind the stop.
 
     >>> box = Region((0, 2), (4, 6))
     >>> box.shape, box.numel
@@ -23,14 +31,22 @@ class Region:
     stop: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if type(self.start) is not tuple or type(self.stop) is not tuple:
-            object.__setattr__(self, "start", tuple(self.start))
-            object.__setattr__(self, "stop", tuple(self.stop))
-        if len(self.start) != len(self.stop):
-            raise ValueError(f"start {self.start} and stop {self.stop} differ in length")
-        for low, high in zip(self.start, self.stop, strict=True):
+        start, stop = self.start, self.stop
+        if (
+            type(start) is not tuple
+            or type(stop) is not tuple
+            or not _INT.issuperset(map(type, start + stop))
+        ):
+            start, stop = as_ints(start, "region"), as_ints(stop, "region")
+            object.__setattr__(self, "start", start)
+            object.__setattr__(self, "stop", stop)
+        if len(start) != len(stop):
+            text = f"start {start} and stop {stop} differ in length"
+            raise PlanError(Problem("region", "ndim", text))
+        for low, high in zip(start, stop, strict=True):
             if low > high:
-                raise ValueError(f"start {self.start} lies behind stop {self.stop}")
+                text = f"start {start} lies behind stop {stop}"
+                raise PlanError(Problem("region", "region", text))
 
     @classmethod
     def of_shape(cls, shape: tuple[int, ...]) -> Region:
@@ -81,7 +97,8 @@ class Region:
     def translate(self, offset: tuple[int, ...]) -> Region:
         """The same box, moved by `offset` (one int per dim)."""
         if len(offset) != self.ndim:
-            raise ValueError(f"offset {offset} has {len(offset)} entries for {self.ndim} dims")
+            text = f"offset {offset} has {len(offset)} entries for {self.ndim} dims"
+            raise PlanError(Problem("offset", "ndim", text))
         return Region(
             tuple(low + by for low, by in zip(self.start, offset, strict=True)),
             tuple(high + by for high, by in zip(self.stop, offset, strict=True)),
@@ -93,9 +110,15 @@ class Region:
         return self.translate(tuple(-low for low in region.start))
 
     def slices(self) -> tuple[slice, ...]:
-        """One slice per dim, to index a tensor that begins at the origin of the region's space."""
+        """One slice per dim, to index a tensor that begins at the origin of the region's space.
+
+        PlanError where an index is negative: a slice would count it from the end.
+        """
+        if self.start and min(self.start) < 0:
+            raise PlanError(Problem("region", "range", f"{self} has a negative index"))
         return tuple(slice(low, high) for low, high in zip(self.start, self.stop, strict=True))
 
     def _same_ndim(self, other: Region) -> None:
         if self.ndim != other.ndim:
-            raise ValueError(f"{self} has {self.ndim} dims, {other} has {other.ndim}")
+            text = f"{self} has {self.ndim} dims, {other} has {other.ndim}"
+            raise PlanError(Problem("region", "ndim", text))
