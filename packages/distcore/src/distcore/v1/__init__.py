@@ -19,9 +19,9 @@ from distcore.v1.errors import (
     PlanError,
     Problem,
 )
-from distcore.v1.layout import Layout, MeshForm, Piece
+from distcore.v1.layout import Layout, Mesh, MeshForm, Piece
 from distcore.v1.packing import Packing, cut_rounds
-from distcore.v1.placement import Interval, Placement
+from distcore.v1.placement import Interval, Placement, Reading
 from distcore.v1.plan import Columns, Plan, Transfer
 
 # What packages offer each other
@@ -41,6 +41,7 @@ __all__ = [
     "DisagreementError",
     "Interval",
     "Layout",
+    "Mesh",
     "MeshForm",
     "Message",
     "Packing",
@@ -52,6 +53,7 @@ __all__ = [
     "PlanError",
     "Problem",
     "Progress",
+    "Reading",
     "Region",
     "Resharder",
     "StateTransport",
