@@ -1,0 +1,33 @@
+"""The interface between the packages, version 1: the half with effects. Needs torch.
+
+What communicates takes a channel. Everything else works on the caller's own memory.
+"""
+
+# Agreement
+from distcore.v1.runtime.agree import agree, run_together
+
+# Moving bytes
+from distcore.v1.runtime.execute import Executor, execute
+
+# Channels
+from distcore.v1.runtime.group_channel import GroupChannel
+
+# Tensors
+from distcore.v1.runtime.layouts import dtype_name, is_dtensor, layout_of, layouts_of, torch_dtype
+from distcore.v1.runtime.report import ExecuteReport
+from distcore.v1.runtime.shard import Shard
+
+__all__ = [
+    "ExecuteReport",
+    "Executor",
+    "GroupChannel",
+    "Shard",
+    "agree",
+    "dtype_name",
+    "execute",
+    "is_dtensor",
+    "layout_of",
+    "layouts_of",
+    "run_together",
+    "torch_dtype",
+]

@@ -1,0 +1,198 @@
+"""Schedule: in which rounds and messages one rank plays its part of a plan.
+
+Both ends of every pair derive the same messages from the plan alone, so no message needs a
+header:
+
+- The transfers between a pair, in plan order, are cut into parts that never exceed the pair's
+  quota of staging memory. Large parts travel as buffers of their own, small ones are packed.
+- The parts of a pair fill batches, at most a quota each. The k-th batches of all pairs of one
+  phase make a round.
+- A phase joins each rank with at most `PEERS` ranks to send to and as many to receive from, by
+  distance in the group, so that neither memory nor open operations grow with the group.
+
+Two rounds may be in flight, hence quota = staging / (2 rounds * 2 directions * peers).
+Since rounds are ordered alike on all ranks, the earliest unfinished one can always finish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from distcore.v1.packing import ALIGNMENT, cut_rounds
+from distcore.v1.plan import Plan
+from distcore.v1.region import Region
+
+PEERS: Final = 8
+OWN_BUFFER_NBYTES: Final = 1 << 20
+DIRECT_NBYTES: Final = 1 << 28
+MAX_PARTS: Final = 8192
+MIN_QUOTA: Final = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A Region of one tensor that travels as a whole: (part of) one transfer."""
+
+    key: str
+    region: Region
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one rank sends to, or receives from, `peer` in one round.
+
+    `buffers` are runs of parts: one part alone is a buffer of its own, several are packed.
+    """
+
+    peer: int
+    parts: tuple[Part, ...]
+    buffers: tuple[range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The batches that one rank has in flight at the same time."""
+
+    sends: tuple[Batch, ...]
+    receives: tuple[Batch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What both ends of a pair know about each other beside the plan.
+
+    `scatters(peer)`: many small buffers cost nothing, so nothing is packed.
+    `direct(peer)`: all parts of both ranks lie contiguous on the channel's device, so nothing is
+    staged and the quota does not matter.
+    """
+
+    staging_nbytes: int
+    scatters: Callable[[int], bool]
+    direct: Callable[[int], bool]
+
+
+def rows_of(plan: Plan, rank: int) -> tuple[list[int], dict[int, list[int]], dict[int, list[int]]]:
+    """The rows of a plan that concern `rank`: its local copies, its sends and its receives by peer.
+
+    >>> from distcore.v1 import Transfer
+    >>> region = Region((), ())
+    >>> plan = Plan([Transfer("w", 0, 0, region), Transfer("w", 0, 1, region)])
+    >>> rows_of(plan, 0)
+    ([0], {1: [1]}, {})
+    """
+    local: list[int] = []
+    sends: dict[int, list[int]] = {}
+    receives: dict[int, list[int]] = {}
+    columns = plan.columns
+    for row, (src, dst) in enumerate(zip(columns.src, columns.dst, strict=True)):
+        if src == rank:
+            if dst == rank:
+                local.append(row)
+            else:
+                sends.setdefault(dst, []).append(row)
+        elif dst == rank:
+            receives.setdefault(src, []).append(row)
+    return local, sends, receives
+
+
+def regions_of(plan: Plan, rows: Sequence[int]) -> list[tuple[str, Region]]:
+    """The key and the Region of each of `rows`; equal Regions are one object."""
+    columns = plan.columns
+    keys, key, coords, at = columns.keys, columns.key, columns.coords, columns.at
+    known: dict[tuple[int, ...], Region] = {}
+    found = []
+    for row in rows:
+        corner = tuple(coords[at[row] : at[row + 1]])
+        region = known.get(corner)
+        if region is None:
+            ndim = len(corner) // 2
+            region = known[corner] = Region(corner[:ndim], corner[ndim:])
+        found.append((keys[key[row]], region))
+    return found
+
+
+def plan_rounds(
+    sends: Mapping[int, Sequence[Part]],
+    receives: Mapping[int, Sequence[Part]],
+    index: int,
+    ranks: Sequence[int],
+    terms: Terms,
+) -> tuple[Round, ...]:
+    """The rounds of the rank at `index` of a group of `ranks` (global), in order.
+
+    `sends` and `receives` hold, by peer, one part per transfer in plan order.
+    """
+    place = {peer: position for position, peer in enumerate(ranks)}
+    size = len(ranks)
+    width = min(PEERS, max(1, size - 1))
+    quota = max(MIN_QUOTA, terms.staging_nbytes // (4 * width))
+    grid: dict[tuple[int, int], tuple[list[Batch], list[Batch]]] = {}
+    for side, by_peer in enumerate((sends, receives)):
+        for peer, transfers in by_peer.items():
+            distance = (place[peer] - index if side == 0 else index - place[peer]) % size
+            phase = (distance - 1) // width
+            limit = DIRECT_NBYTES if terms.direct(peer) else quota
+            parts = list(_cut_parts(transfers, limit))
+            for step, batch in enumerate(_batches(peer, parts, quota, terms)):
+                grid.setdefault((phase, step), ([], []))[side].append(batch)
+    return tuple(
+        Round(_by_peer(grid[at][0], place), _by_peer(grid[at][1], place)) for at in sorted(grid)
+    )
+
+
+def cut_region(region: Region, max_numel: int) -> Iterator[Region]:
+    """Cut a region into boxes of at most `max_numel` elements, in row-major order.
+
+    >>> [box.shape for box in cut_region(Region((0, 0), (5, 4)), 8)]
+    [(2, 4), (2, 4), (1, 4)]
+    """
+    if region.numel <= max_numel:
+        yield region
+        return
+    dim = next(d for d, n in enumerate(region.shape) if n > 1)
+    inner = region.numel // region.shape[dim]
+    step = max(1, max_numel // inner)
+    for low in range(region.start[dim], region.stop[dim], step):
+        high = min(low + step, region.stop[dim])
+        start = (*region.start[:dim], low, *region.start[dim + 1 :])
+        stop = (*region.stop[:dim], high, *region.stop[dim + 1 :])
+        yield from cut_region(Region(start, stop), max_numel)
+
+
+def _cut_parts(transfers: Sequence[Part], limit: int) -> Iterator[Part]:
+    for part in transfers:
+        if 0 < part.nbytes <= limit:
+            yield part
+        elif part.nbytes:
+            itemsize = part.nbytes // part.region.numel
+            for box in cut_region(part.region, max(1, limit // itemsize)):
+                yield Part(part.key, box, box.numel * itemsize)
+
+
+def _batches(peer: int, parts: list[Part], quota: int, terms: Terms) -> Iterator[Batch]:
+    direct, scatters = terms.direct(peer), terms.scatters(peer)
+    free = direct and scatters
+    sizes = [-(-part.nbytes // ALIGNMENT) * ALIGNMENT for part in parts]
+    for batch in cut_rounds(sizes, max(quota, DIRECT_NBYTES if free else 0), max_parts=MAX_PARTS):
+        chosen = tuple(parts[batch.start : batch.stop])
+        yield Batch(peer, chosen, tuple(_buffers(chosen, scatters=scatters)))
+
+
+def _buffers(parts: tuple[Part, ...], *, scatters: bool) -> Iterator[range]:
+    """Runs of parts that share a buffer: none where buffers cost nothing, else the small ones."""
+    first = 0
+    for at, part in enumerate(parts):
+        if scatters or part.nbytes >= OWN_BUFFER_NBYTES:
+            if first < at:
+                yield range(first, at)
+            yield range(at, at + 1)
+            first = at + 1
+    if first < len(parts):
+        yield range(first, len(parts))
+
+
+def _by_peer(batches: list[Batch], place: Mapping[int, int]) -> tuple[Batch, ...]:
+    return tuple(sorted(batches, key=lambda batch: place[batch.peer]))
