@@ -117,7 +117,8 @@ def isolated(session: nox.Session, package: str) -> None:
     session.install(wheel(package), *beside)
     session.run("python", "-I", f"{ROOT}/tests/import_alone.py", package)
     session.install(wheel(package, extras=True), *beside, *group("test"))
-    pytest_outside(session, f"{ROOT}/packages/{package}/tests", *session.posargs)
+    doctests = ("--doctest-modules", "--pyargs", package)
+    pytest_outside(session, f"{ROOT}/packages/{package}/tests", *doctests, *session.posargs)
 
 
 @nox.session(tags=["ci"], requires=["wheels"])
