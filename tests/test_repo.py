@@ -158,12 +158,13 @@ def test_a_package_names_its_siblings_with_a_compatible_range(package: str) -> N
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_tests_mirror_the_sources(package: str) -> None:
+    """A test file is named for a module, or for a module and an aspect of it."""
     home = ROOT / "packages" / package
     modules = {path.stem for path in (home / "src" / package).rglob("*.py")}
     folders = {path.parent.name for path in (home / "src" / package).rglob("__init__.py")}
-    known = modules | folders | set(BESIDE)
+    known = tuple(f"test_{name}_" for name in modules | folders | set(BESIDE))
     tests = sorted((home / "tests").rglob("test_*.py"))
-    strays = [name_of(path) for path in tests if path.stem.removeprefix("test_") not in known]
+    strays = [name_of(path) for path in tests if not f"{path.stem}_".startswith(known)]
     assert tests, "no tests"
     assert strays == [], f"no source module of that name: {strays}"
 
@@ -178,6 +179,15 @@ def test_the_workspace_names_all_packages() -> None:
     assert sorted(root["tool"]["mypy"]["mypy_path"].split(":")) == [
         f"packages/{package}/src" for package in PACKAGES
     ]
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    line = next(line for line in readme.splitlines() if line.endswith("/nox"))
+    install, command = line.rsplit(" && ", 1)
+    script = [row.strip() for row in (ROOT / ".ci" / "run").read_text().splitlines()]
+    assert f"if {install}; then" in script
+    assert command in script
 
 
 def test_nothing_names_a_registry_or_a_place_on_one_machine() -> None:

@@ -66,8 +66,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> str:
     (tree / "tests").mkdir()
     shutil.copy(ROOT / "tests" / "test_repo.py", tree / "tests")
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider"]
-        + ["tests/test_repo.py"],
+        [
+            *(sys.executable, "-m", "pytest", "tests/test_repo.py"),
+            *("-q", "--tb=no", "-p", "no:cacheprovider"),
+        ],
         cwd=tree,
         capture_output=True,
         text=True,
