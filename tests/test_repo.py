@@ -176,9 +176,8 @@ def test_the_workspace_names_all_packages() -> None:
     assert sorted(root["tool"]["uv"]["sources"]) == PACKAGES
     assert sorted(root["tool"]["importlinter"]["root_packages"]) == PACKAGES
     assert sorted(root["tool"]["coverage"]["run"]["source_pkgs"]) == PACKAGES
-    assert sorted(root["tool"]["mypy"]["mypy_path"].split(":")) == [
-        f"packages/{package}/src" for package in PACKAGES
-    ]
+    typed = set(root["tool"]["mypy"]["mypy_path"].split(":"))
+    assert {f"packages/{package}/src" for package in PACKAGES} < typed
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:
