@@ -25,11 +25,7 @@ VAGUE = {"utils", "util", "common", "helpers", "helper", "misc", "tools", "base"
 UNSAFE = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 UNSAFE_OWNERS: set[str] = set()
 # Tests that belong to no single module, and why.
-BESIDE = {
-    "conformance": "the JSON corpus of the forms on disk and wire",
-    "surface": "the pinned public names",
-    "import": "what an import costs and loads",
-}
+BESIDE = {"public_surface": "the pinned public names"}
 
 
 def name_of(path: Path) -> str:
