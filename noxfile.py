@@ -7,9 +7,11 @@ metadata says: there is no second list.
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +31,26 @@ nox.options.tags = ["ci"]
 per_package = nox.parametrize("package", PACKAGES, ids=PACKAGES)
 
 
-def find_links() -> str:
-    """Where pip looks for wheels besides its index, for uv, which reads no setting of pip's."""
-    links = os.environ.get("PIP_FIND_LINKS", "")
-    if not links:
-        command = [sys.executable, "-m", "pip", "config", "get", "global.find-links"]
-        links = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return ",".join(links.split())
+@cache
+def pip_settings() -> dict[str, str]:
+    """What pip is told in its files, by name without the section."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+    pairs = (line.partition("=") for line in lines)
+    return {key.rpartition(".")[2]: ast.literal_eval(value) for key, _, value in pairs if value}
 
 
-if "UV_FIND_LINKS" not in os.environ:
-    os.environ["UV_FIND_LINKS"] = find_links()
+def tell_uv(variable: str, setting: str) -> None:
+    """Tell uv what pip is told, unless it is told so itself; uv reads no setting of pip's."""
+    if variable not in os.environ:
+        name = f"PIP_{setting.upper().replace('-', '_')}"
+        value = os.environ.get(name) or pip_settings().get(setting, "")
+        if value:
+            os.environ[variable] = ",".join(value.split())
+
+
+tell_uv("UV_FIND_LINKS", "find-links")
+tell_uv("SSL_CERT_FILE", "cert")
 os.environ.setdefault("UV_CONSTRAINT", str(ROOT / "constraints.txt"))
 os.environ.setdefault("UV_BUILD_CONSTRAINT", str(ROOT / "constraints.txt"))
 # Otherwise every spawned rank may have to compile torch anew.
