@@ -50,10 +50,19 @@ def rank_threads(
         rank_threads(4, broken).raised(PeerError, within_s=3)
     """
     store = HashStore()
-    ranks = [
-        _RankThread(rank, size, store, lambda channel: fn(channel, *args), deadline_s)
-        for rank in range(size)
-    ]
+    # Held here until all ranks are done, so that none is cut off by a faster one.
+    groups: dict[int, ProcessGroupGloo] = {}
+
+    def run(rank: int) -> T:
+        groups[rank] = loopback_group(store, rank, size, timeout_s=deadline_s)
+        return fn(GroupChannel(groups[rank], ranks=range(size)), *args)
+
+    return run_threads(size, run, deadline_s=deadline_s)
+
+
+def run_threads(size: int, run: Callable[[int], T], *, deadline_s: float) -> Outcomes[T]:
+    """Run `run(rank)` in `size` threads at once; the bare form of `rank_threads`."""
+    ranks = [_RankThread(rank, run) for rank in range(size)]
     deadline = time.monotonic() + deadline_s
     for rank in ranks:
         rank.thread.start()
@@ -82,34 +91,18 @@ def loopback_group(
 
 
 class _RankThread(Generic[T]):
-    """One rank; holds its group until all ranks are done, so that none is cut off early."""
+    """One rank: its thread and what becomes of it."""
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        store: Store,
-        fn: Callable[[GroupChannel], T],
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, rank: int, run: Callable[[int], T]) -> None:
         self.rank = rank
-        self._size = size
-        self._store = store
-        self._fn = fn
-        self._timeout_s = timeout_s
-        self._group: ProcessGroupGloo | None = None
+        self._run = run
         self._outcome: Outcome[T] | None = None
-        self.thread = threading.Thread(target=self._run, name=f"rank-{rank}", daemon=True)
+        self.thread = threading.Thread(target=self._main, name=f"rank-{rank}", daemon=True)
 
-    def _run(self) -> None:
+    def _main(self) -> None:
         begin = time.monotonic()
         try:
-            self._group = loopback_group(
-                self._store, self.rank, self._size, timeout_s=self._timeout_s
-            )
-            channel = GroupChannel(self._group, ranks=range(self._size))
-            begin = time.monotonic()
-            value = self._fn(channel)
+            value = self._run(self.rank)
             self._outcome = Outcome(self.rank, time.monotonic() - begin, value=value)
         except BaseException as error:  # noqa: BLE001 - the outcome carries it
             self._outcome = Outcome(self.rank, time.monotonic() - begin, exception=error)

@@ -11,11 +11,12 @@ from distcore.v1.errors import PlanError, Problem
 def check_peers(channel: Channel, sends: Sequence[Message], receives: Sequence[Message]) -> None:
     """Raise PlanError unless each message is for another rank, one per rank and direction."""
     problems: list[Problem] = []
+    others = {*channel.ranks} - {channel.rank}
     for direction, messages in (("sends", sends), ("receives", receives)):
         seen: set[int] = set()
         for message in messages:
             where = f"{direction} of rank {channel.rank}"
-            if message.peer == channel.rank or message.peer not in channel.ranks:
+            if message.peer not in others:
                 text = f"expected another rank of {channel.ranks} as peer, got {message.peer}"
                 problems.append(Problem(where, "peer", text))
             elif message.peer in seen:

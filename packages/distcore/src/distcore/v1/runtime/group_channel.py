@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import AllgatherOptions, Backend
 
 from distcore.v1.channel import Message, Pending
 from distcore.v1.errors import ChannelError, ChannelTimeout, PlanError
+from distcore.v1.runtime.addressing import check_peers
 from distcore.v1.runtime.operation_rounds import Operation, cut_groups, in_pair_order
 from distcore.v1.runtime.row_frame import HEADER_NBYTES, frame_row, read_rows, slot_nbytes
 
@@ -101,6 +102,7 @@ class GroupChannel:
             raise PlanError(
                 f"ranks: expected {self._group.size()} different global ranks, got {self._ranks}"
             )
+        self._positions = {rank: position for position, rank in enumerate(self._ranks)}
         self._device = _device_of(group, device)
         self._timeout_s = timeout_s
         self._broken: str | None = None
@@ -168,6 +170,7 @@ class GroupChannel:
         Empty buffers are skipped on both ends. The timeout counts from here to the end of
         `wait`. A receive that is shorter than what the peer sends ends the process (gloo).
         """
+        check_peers(self, sends, receives)
         outgoing, incoming = self._by_position(sends), self._by_position(receives)
         deadline = self._deadline(timeout_s)
         pending = _Works(self, deadline, [])
@@ -224,17 +227,10 @@ class GroupChannel:
         return None if limit_s is None else time.monotonic() + limit_s
 
     def _by_position(self, messages: Sequence[Message]) -> dict[int, list[torch.Tensor]]:
-        buffers: dict[int, list[torch.Tensor]] = {}
-        for message in messages:
-            if message.peer not in self._ranks or message.peer == self.rank:
-                raise PlanError(
-                    f"peer: expected another rank of {self._ranks} on rank {self.rank}, "
-                    f"got {message.peer}"
-                )
-            position = self._ranks.index(message.peer)
-            if position in buffers:
-                raise PlanError(f"peer: two messages for rank {message.peer} in one direction")
-            buffers[position] = [buffer for buffer in message.buffers if buffer.numel()]
+        buffers = {
+            self._positions[message.peer]: [b for b in message.buffers if b.numel()]
+            for message in messages
+        }
         return {position: found for position, found in buffers.items() if found}
 
     def _post(

@@ -95,13 +95,32 @@ class Neighbour:
 class Meeting:
     """The result: own neighbours by index, and what stands between any two positions.
 
-    `carriers[i][j]` is how messages from position `i` to position `j` travel.
-    `all_linked` says that every rank has a link to every other rank.
+    The matrices are the same on all ranks, by (sender, receiver).
     """
 
     neighbours: Mapping[int, Neighbour]
-    carriers: tuple[tuple[Carrier, ...], ...]
-    all_linked: bool
+    linked: NDArray[np.bool_]
+    readable: NDArray[np.bool_]
+    shared: NDArray[np.bool_]
+
+    def carrier(self, sender: int, receiver: int) -> Carrier:
+        """Return how messages from position `sender` to position `receiver` travel."""
+        way = (sender, receiver)
+        if self.linked[way] and self.readable[way]:
+            return Carrier.CROSS_MEMORY
+        return Carrier.SEGMENT if self.linked[way] and self.shared[way] else Carrier.INNER
+
+    @property
+    def all_linked(self) -> bool:
+        """Whether every rank has a link to every other rank."""
+        size = len(self.linked)
+        return int(self.linked.sum()) == size * (size - 1)
+
+    @classmethod
+    def of_strangers(cls, size: int) -> Meeting:
+        """Return the meeting of `size` ranks that share nothing."""
+        none = np.zeros((size, size), dtype=np.bool_)
+        return cls({}, none, none, none)
 
 
 def meet(channel: Channel, mode: Mode, *, timeout_s: float) -> Meeting:
@@ -198,7 +217,7 @@ class _Handshake:
 
     def settle(self) -> Meeting:
         """Tell all ranks what stands, and conclude alike."""
-        size, found = self._channel.size, bytearray(self._channel.size)
+        found = bytearray(self._channel.size)
         for index in self._connections:
             found[index] = _LINKED
             found[index] |= _SENDS if index in self._outgoing else 0
@@ -216,19 +235,9 @@ class _Handshake:
             )
             if not linked[self._index, index]:
                 neighbours.pop(index).close()
-        carriers = tuple(
-            tuple(
-                self._carrier(bool(linked[i, j]), bool(shared[i, j]), bool(self._reads[j, i]))
-                for j in range(size)
-            )
-            for i in range(size)
-        )
-        return Meeting(neighbours, carriers, int(linked.sum()) == size * (size - 1))
-
-    def _carrier(self, linked: bool, shared: bool, readable: bool) -> Carrier:
-        if linked and readable and self._mode != Mode.SEGMENT:
-            return Carrier.CROSS_MEMORY
-        return Carrier.SEGMENT if linked and shared else Carrier.INNER
+        # Whoever asks for segments alone is not told that it could read.
+        readable = self._reads.T & (self._mode != Mode.SEGMENT)
+        return Meeting(neighbours, linked, readable, shared)
 
     def _needs_segment(self, sender: int, receiver: int) -> bool:
         if self._mode == Mode.SEGMENT:

@@ -43,8 +43,7 @@ def with_same_host(
     """
     wanted = Mode(mode)
     if channel.size == 1 or channel.device != "cpu":
-        alone = tuple((Carrier.INNER,) * channel.size for _ in channel.ranks)
-        meeting = Meeting({}, alone, all_linked=False)
+        meeting = Meeting.of_strangers(channel.size)
     else:
         meeting = meet(channel, wanted, timeout_s=timeout_s)
     result = SameHostChannel(channel, meeting, timeout_s=timeout_s)
@@ -82,7 +81,8 @@ class SameHostChannel:
     def __init__(self, inner: Channel, meeting: Meeting, *, timeout_s: float) -> None:
         self._inner = inner
         self._timeout_s = timeout_s
-        self._carriers = meeting.carriers
+        self._meeting = meeting
+        self._positions = {rank: position for position, rank in enumerate(inner.ranks)}
         self._gathers = meeting.all_linked
         self._broken: str | None = None
         self._reader = ProcessReader()
@@ -130,7 +130,7 @@ class SameHostChannel:
 
         `"cross_memory"`, `"segment"` or `"inner"`; all ranks return the same.
         """
-        return self._carriers[self.ranks.index(src)][self.ranks.index(dst)].value
+        return self._meeting.carrier(self._positions[src], self._positions[dst]).value
 
     def pairs_not_carried_by(self, carrier: Carrier) -> list[tuple[int, int]]:
         """Return the pairs (src, dst) of ranks whose messages travel otherwise."""
@@ -244,13 +244,14 @@ class SameHostChannel:
         link, own = neighbour.link, self._inner.index
         outgoing: Lane | None = None
         incoming: Lane | None = None
-        if self._carriers[own][index] == Carrier.CROSS_MEMORY:
+        sends, receives = self._meeting.carrier(own, index), self._meeting.carrier(index, own)
+        if sends == Carrier.CROSS_MEMORY:
             outgoing = OfferingLane(link)
-        elif self._carriers[own][index] == Carrier.SEGMENT and neighbour.outgoing is not None:
+        elif sends == Carrier.SEGMENT and neighbour.outgoing is not None:
             outgoing = FillingLane(link, neighbour.outgoing)
-        if self._carriers[index][own] == Carrier.CROSS_MEMORY:
+        if receives == Carrier.CROSS_MEMORY:
             incoming = TakingLane(link, partial(self._reader.read, neighbour.pid))
-        elif self._carriers[index][own] == Carrier.SEGMENT and neighbour.incoming is not None:
+        elif receives == Carrier.SEGMENT and neighbour.incoming is not None:
             incoming = EmptyingLane(link, neighbour.incoming)
         return outgoing, incoming
 
