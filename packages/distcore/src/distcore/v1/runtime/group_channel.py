@@ -10,6 +10,7 @@ longer than expected.)
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ from distcore.v1.errors import ChannelError, ChannelTimeout, PlanError
 from distcore.v1.runtime.addressing import check_peers
 from distcore.v1.runtime.operation_rounds import Operation, cut_groups, in_pair_order
 from distcore.v1.runtime.row_frame import HEADER_NBYTES, frame_row, read_rows, slot_nbytes
+from distcore.v1.runtime.same_host import SameHostChannel, with_same_host
 
 # Tags of their own, so that messages never match the caller's own sends with the default tag 0.
 # One tag serves all messages of a kind: backends keep messages of one tag and pair in order.
@@ -78,7 +80,7 @@ class GroupChannel:
     own timeout holds. On CUDA a wait without a timeout orders the current stream after the
     transfer and does not stop the host.
 
-    The group stays the caller's: the channel neither makes nor destroys anything. One thread at
+    The group stays the caller's: the channel neither makes nor destroys it. One thread at
     a time may use the channels of one group. After a ChannelError with `usable=False` every
     further call raises at once. On NCCL the first call must be an `all_gather`, in which all
     ranks meet and the group connects.
@@ -106,6 +108,7 @@ class GroupChannel:
         self._device = _device_of(group, device)
         self._timeout_s = timeout_s
         self._broken: str | None = None
+        self._same_host: SameHostChannel | None = None
 
     @property
     def group(self) -> TensorGroup:
@@ -136,6 +139,25 @@ class GroupChannel:
     def device(self) -> str:
         """The device on which buffers must lie."""
         return self._device
+
+    def same_host(self, *, timeout_s: float | None = None) -> SameHostChannel:
+        """Return this channel with short ways between ranks of one host. Collective at first.
+
+        The first call makes a wrapper, which later calls return; `close` frees it, and so does
+        dropping this channel. See `with_same_host`.
+        """
+        if self._same_host is None:
+            # The wrapper has a copy inside, so that the two do not keep each other alive.
+            self._same_host = with_same_host(
+                copy.copy(self), timeout_s=self._timeout_s, handshake_timeout_s=timeout_s
+            )
+        return self._same_host
+
+    def close(self) -> None:
+        """Free what `same_host` made; idempotent. The group is left as it is."""
+        if self._same_host is not None:
+            self._same_host.close()
+            self._same_host = None
 
     def scatters(self, peer: int) -> bool:
         """Return False: each buffer is a message of its own."""

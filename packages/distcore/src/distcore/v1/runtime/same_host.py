@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import select
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,11 @@ DEFAULT_TIMEOUT_S = 1800.0
 
 
 def with_same_host(
-    channel: Channel, *, mode: str = "auto", timeout_s: float = DEFAULT_TIMEOUT_S
+    channel: Channel,
+    *,
+    mode: str = "auto",
+    timeout_s: float | None = None,
+    handshake_timeout_s: float | None = None,
 ) -> SameHostChannel:
     """Return a channel that goes short ways between ranks of one host. Collective.
 
@@ -38,15 +43,18 @@ def with_same_host(
     close it, or use it as a context manager; a process that dies leaves nothing behind.
     `mode` is `"auto"`, `"off"`, or for tests `"cross_memory"` or `"segment"`, which raise
     ChannelError on every rank where any pair of ranks cannot do it.
-    `timeout_s` bounds the handshake and every call that names no timeout of its own.
+    `timeout_s` (30 minutes unless given) bounds every call that names no timeout of its own, and
+    the handshake where `handshake_timeout_s` does not.
     A channel whose buffers lie on another device than the CPU is used as it is.
     """
     wanted = Mode(mode)
+    limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+    handshake_s = limit_s if handshake_timeout_s is None else handshake_timeout_s
     if channel.size == 1 or channel.device != "cpu":
         meeting = Meeting.of_strangers(channel.size)
     else:
-        meeting = meet(channel, wanted, timeout_s=timeout_s)
-    result = SameHostChannel(channel, meeting, timeout_s=timeout_s)
+        meeting = meet(channel, wanted, timeout_s=handshake_s)
+    result = SameHostChannel(channel, meeting, timeout_s=limit_s)
     if wanted in {Mode.CROSS_MEMORY, Mode.SEGMENT}:
         refused = result.pairs_not_carried_by(Carrier(wanted))
         if refused:
@@ -94,6 +102,8 @@ class SameHostChannel:
         self._poller = select.poll()
         for peer in self._peers.values():
             self._poller.register(peer.link, select.POLLIN)
+        # What the kernel gave goes back even where nobody closes the channel.
+        self._release = weakref.finalize(self, _release, list(self._peers.values()), self._reader)
 
     @property
     def rank(self) -> int:
@@ -213,12 +223,8 @@ class SameHostChannel:
     def close(self) -> None:
         """Give sockets and segments back; idempotent. The inner channel is left as it is."""
         self._broken = "it is closed"
-        for peer in self._peers.values():
-            peer.link.close()
-            for lane in peer.lanes():
-                lane.close()
+        self._release()
         self._peers.clear()
-        self._reader.close()
 
     def __enter__(self) -> Self:
         return self
@@ -321,6 +327,14 @@ class SameHostChannel:
                 peer=peer.link.peer,
             )
         lane.handle(frame)
+
+
+def _release(peers: Sequence[_Peer], reader: ProcessReader) -> None:
+    for peer in peers:
+        peer.link.close()
+        for lane in peer.lanes():
+            lane.close()
+    reader.close()
 
 
 class _Exchange:
