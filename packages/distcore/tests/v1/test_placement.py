@@ -79,6 +79,16 @@ def test_a_dim_that_the_tensor_lacks_is_refused(form: str, ndim: int) -> None:
         Placement.parse(form, ndim)
 
 
+@pytest.mark.parametrize(
+    ("dim", "factor"),
+    [(-1, 1), (0, 0), (0, -2), (None, 2), (0.0, 1), (0, 2.0), (True, 1), (0, True)],
+)
+def test_a_wrong_placement_is_refused(dim: int | None, factor: int) -> None:
+    with pytest.raises(PlanError) as caught:
+        Placement(dim, factor)
+    assert [problem.where for problem in caught.value.problems] == ["placement"]
+
+
 def test_a_split_factor_below_one_is_refused() -> None:
     with pytest.raises(PlanError, match="below 1"):
         Placement.parse("_S(0,0)", 1)
@@ -158,6 +168,7 @@ def test_the_index_reading_of_the_same_placements() -> None:
         (9, 2, [[0, 1, 5], [2, 3, 6], [4, 7], [8]]),
         (3, 5, [[0, 1, 2], []]),
         (0, 2, [[], []]),
+        (3, 10**17, [[0, 1, 2], [], []]),
     ],
 )
 def test_a_bare_strided_cut_takes_a_part_of_every_run(

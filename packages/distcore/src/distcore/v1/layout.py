@@ -189,7 +189,7 @@ class Layout:
         """
         held = self.pieces(rank)
         if not held:
-            text = f"not among the ranks {_shortened(self.ranks)} of this layout"
+            text = f"not among the ranks {_listed(self.ranks)} of this layout"
             raise PlanError(Problem(f"rank {rank}", "rank", text))
         return tuple(map(max, zip(*(piece.local.stop for piece in held), strict=True)))
 
@@ -209,17 +209,25 @@ class Layout:
 
     def __repr__(self) -> str:
         if self._form is None:
-            ranks = _shortened(self.ranks)
+            ranks = _listed(self.ranks)
             return f"Layout(shape={self._shape}, dtype={self._dtype!r}, pieces on ranks {ranks})"
         placements = ", ".join(map(str, self._form.placements))
         return (
             f"Layout(shape={self._shape}, dtype={self._dtype!r}, "
-            f"mesh={self._form.sizes} over ranks {_shortened(self.ranks)}, [{placements}])"
+            f"mesh={self._form.sizes} over ranks {_listed(self.ranks)}, "
+            f"[{placements}] by {self._form.reading})"
         )
 
 
-def _shortened(ranks: tuple[int, ...]) -> str:
-    return str(ranks) if len(ranks) <= 8 else f"({ranks[0]}, ..., {ranks[-1]})"
+def _listed(ranks: tuple[int, ...]) -> str:
+    """The ranks in their order as text, runs of ascending neighbours as `first-last`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][1] + 1 == rank:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(f"{low}-{high}" if low < high else f"{low}" for low, high in runs)
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:

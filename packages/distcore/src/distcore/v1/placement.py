@@ -27,6 +27,7 @@ from math import prod
 from typing import Final, Literal, TypeAlias
 
 from distcore.v1.errors import PlanError, Problem
+from distcore.v1.integers import as_int
 
 Reading: TypeAlias = Literal["order", "index"]
 
@@ -38,10 +39,21 @@ class Placement:
     """What one mesh axis does to a tensor: `dim` None repeats it, else it cuts that dim.
 
     `split_factor` is 1 for a plain cut, and the number of earlier cuts for a strided one.
+    PlanError where `dim` is negative, or the factor below 1, or there is one without a cut.
     """
 
     dim: int | None
     split_factor: int = 1
+
+    def __post_init__(self) -> None:
+        dim = self.dim if self.dim is None else as_int(self.dim, "placement")
+        factor = as_int(self.split_factor, "placement")
+        object.__setattr__(self, "dim", dim)
+        object.__setattr__(self, "split_factor", factor)
+        if dim is not None and dim < 0:
+            raise _refused(f"dim {dim} is negative; Placement.parse counts from the end")
+        if factor < 1 or (dim is None and factor != 1):
+            raise _refused(f"a split factor of {factor} with dim {dim}")
 
     @classmethod
     def parse(cls, form: str, ndim: int) -> Placement:
@@ -152,7 +164,7 @@ def _strided_cut(
     """Cut the indices in `held` into `factor` runs and take the `part`-th piece of each."""
     total = sum(length for _, length in held)
     taken: list[tuple[int, int]] = []
-    for run in range(factor):
+    for run in range(min(factor, max(total, 1))):  # further runs are empty
         low, length = cut(*cut(0, total, factor, run), parts, part)
         taken += _window(held, low, length) or [(_index_at(held, low), 0)]
     return taken
