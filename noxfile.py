@@ -82,6 +82,12 @@ def siblings(package: str) -> list[str]:
     return sorted(named.intersection(PACKAGES))
 
 
+def others(package: str) -> list[str]:
+    """What the metadata of a package names besides, with its range."""
+    needs: list[str] = project(package)["dependencies"]
+    return [text for text in needs if Requirement(text).name not in PACKAGES]
+
+
 def pytest_outside(session: nox.Session, *args: str) -> None:
     """Run pytest from outside the tree, so that only what is installed can be imported."""
     with session.chdir(session.create_tmp()):
@@ -145,7 +151,7 @@ def integration(session: nox.Session) -> None:
 @per_package
 def minimums(session: nox.Session, package: str) -> None:
     """Test one package with the oldest versions that its metadata allows."""
-    beside = [wheel(name) for name in siblings(package)]
+    beside = [wheel(name) for name in siblings(package)] + others(package)
     oldest = {"UV_CONSTRAINT": "", "UV_RESOLUTION": "lowest-direct"}
     session.install(wheel(package, extras=True), *beside, *group("test"), env=oldest)
     pytest_outside(session, f"{ROOT}/packages/{package}/tests", *session.posargs)
