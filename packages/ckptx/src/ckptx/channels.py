@@ -1,0 +1,79 @@
+"""Channels for the group argument of a face: a process group, a channel, or none at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import torch
+
+from distcore.v1 import Channel, Message, Pending, PlanError
+from distcore.v1.runtime import GroupChannel
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup  # noqa: TID251 - a type of the public signature
+
+Group: TypeAlias = "ProcessGroup | Channel"
+
+
+@contextmanager
+def channel_over(group: Group | None) -> Iterator[Channel]:
+    """The channel over `group`; None is the default group, or one rank where there is none.
+
+    A channel that is given is used as it is and stays open; one that is made here is closed at
+    the end. The group itself stays the caller's.
+    """
+    if isinstance(group, GroupChannel) or hasattr(group, "scatters"):
+        yield cast("Channel", group)
+        return
+    if group is None:
+        dist = torch.distributed  # noqa: TID251 - where the default group is looked up
+        if not (dist.is_available() and dist.is_initialized()):
+            yield SoloChannel()
+            return
+        group = dist.group.WORLD
+    channel = GroupChannel(cast("ProcessGroup", group))
+    try:
+        yield channel
+    finally:
+        channel.close()
+
+
+class SoloChannel:
+    """The channel of a single rank, which has nobody to talk to."""
+
+    rank = 0
+    index = 0
+    size = 1
+    ranks = (0,)
+    device = "cpu"
+
+    def all_gather(self, row: bytes, *, timeout_s: float | None = None) -> tuple[bytes, ...]:
+        """Return the own row."""
+        return (bytes(row),)
+
+    def start(
+        self,
+        sends: Sequence[Message],
+        receives: Sequence[Message],
+        *,
+        timeout_s: float | None = None,
+    ) -> Pending:
+        """Start nothing: there is no peer."""
+        if sends or receives:
+            raise PlanError("a single rank has no peer to send to or receive from")
+        return _Nothing()
+
+    def scatters(self, peer: int) -> bool:
+        """Whether small buffers cost nothing; there are none."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Nothing:
+    """No message on its way."""
+
+    def wait(self) -> None:
+        """Return at once."""
