@@ -62,3 +62,14 @@ def test_a_hang_fails_with_the_stacks_of_the_busy_ranks() -> None:
     with pytest.raises(DeadlineError, match=r"(?s)ranks \[1\] of 2 .*rank_one_naps"):
         rank_threads(2, rank_one_naps, deadline_s=0.3)
     assert time.monotonic() - begin < 1.4
+
+
+def test_the_failure_behind_a_hang_is_shown() -> None:
+    def rank_one_fails(channel: Channel) -> None:
+        if channel.rank == 1:
+            raise KeyError("the cause")
+        time.sleep(1)
+
+    with pytest.raises(DeadlineError, match=r"rank 1 raised KeyError: 'the cause'") as caught:
+        rank_threads(2, rank_one_fails, deadline_s=0.3)
+    assert isinstance(caught.value.__cause__, KeyError)

@@ -1,15 +1,23 @@
-"""The public test harness: ranks with deadlines, and proofs that a channel keeps its contract."""
+"""The public test harness: ranks with deadlines, and proofs that a channel keeps its contract.
 
-# Contracts
-from distcore.testing.channel_contract import MakeChannel, check_channel
+The names below are loaded when they are first used, so that `distcore.testing.strategies`, the
+strategies for hypothesis, can be used without torch.
+"""
 
-# Outcomes
-from distcore.testing.outcomes import DeadlineError, Outcome, Outcomes
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-# Ranks
-from distcore.testing.pool import RankDiedError, RankPool, rank_pool
-from distcore.testing.pool_worker import RemoteError
-from distcore.testing.threads import loopback_group, rank_threads
+if TYPE_CHECKING:
+    # Contracts
+    from distcore.testing.channel_contract import MakeChannel, check_channel
+
+    # Outcomes
+    from distcore.testing.outcomes import DeadlineError, Outcome, Outcomes
+
+    # Ranks
+    from distcore.testing.pool import RankDiedError, RankPool, rank_pool
+    from distcore.testing.pool_worker import RemoteError
+    from distcore.testing.threads import loopback_group, rank_threads
 
 __all__ = [
     "DeadlineError",
@@ -24,3 +32,30 @@ __all__ = [
     "rank_pool",
     "rank_threads",
 ]
+
+_HOMES = {
+    "DeadlineError": "outcomes",
+    "MakeChannel": "channel_contract",
+    "Outcome": "outcomes",
+    "Outcomes": "outcomes",
+    "RankDiedError": "pool",
+    "RankPool": "pool",
+    "RemoteError": "pool_worker",
+    "check_channel": "channel_contract",
+    "loopback_group": "threads",
+    "rank_pool": "pool",
+    "rank_threads": "threads",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value  # the next access finds it without this function
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

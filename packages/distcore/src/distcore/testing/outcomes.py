@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar, overload
+from typing import Any, Generic, Self, TypeVar, overload
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
 
 
 class DeadlineError(AssertionError):
-    """The ranks did not end in time; the message holds the stack of each rank that was busy."""
+    """The ranks did not end in time.
+
+    The message holds the stack of each rank that was busy and says what became of the others; it
+    is chained to the first exception of those, which is often the cause.
+    """
+
+    @classmethod
+    def of(
+        cls, deadline_s: float, stacks: Mapping[int, str], ended: Sequence[Outcome[Any]]
+    ) -> Self:
+        """Return the error for ranks that were busy after `deadline_s`, by rank their stacks."""
+        size = len(stacks) + len(ended)
+        lines = [f"ranks {sorted(stacks)} of {size} were busy after {deadline_s:g} s"]
+        lines += [f"rank {rank}:\n{text}" for rank, text in stacks.items()]
+        lines += [told(outcome) for outcome in ended]
+        error = cls("\n".join(lines))
+        error.__cause__ = next((o.exception for o in ended if o.exception is not None), None)
+        return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +83,7 @@ class Outcomes(Sequence[Outcome[T]]):
         late = within_s is not None and any(outcome.seconds > within_s for outcome in self)
         if len(found) != len(self) or late:
             limit = "" if within_s is None else f" within {within_s:g} s"
-            lines = "\n".join(f"  {_told(outcome)}" for outcome in self)
+            lines = "\n".join(f"  {told(outcome)}" for outcome in self)
             wrong = next((e for e in self.exceptions if e and not isinstance(e, kind)), None)
             raise AssertionError(
                 f"expected every rank to raise {kind.__name__}{limit}:\n{lines}"
@@ -74,7 +91,8 @@ class Outcomes(Sequence[Outcome[T]]):
         return tuple(found)
 
 
-def _told(outcome: Outcome[T]) -> str:
+def told(outcome: Outcome[T]) -> str:
+    """Return what became of a rank, as one line."""
     if outcome.exception is None:
         what = f"returned {outcome.value!r}"
     else:

@@ -133,15 +133,14 @@ class RankPool:
             waiting = [c for c, rank in by_connection.items() if rank.rank not in found]
             ready = wait(waiting, max(0.0, deadline - time.monotonic()))
             if not ready:
-                busy = [rank.rank for rank in self._ranks if rank.rank not in found]
-                stacks = "\n".join(rank.stacks() for rank in self._ranks)
+                stacks = {rank.rank: rank.stacks() for rank in self._ranks}
                 self._kill()
-                raise DeadlineError(
-                    f"ranks {busy} of {self.size} were busy after {deadline_s:g} s\n{stacks}"
-                )
+                for rank in found:
+                    stacks.pop(rank)
+                raise DeadlineError.of(deadline_s, stacks, [*found.values()])
             for connection in ready:
-                rank = by_connection[connection]  # type: ignore[index]
-                found[rank.rank] = rank.outcome()
+                process = by_connection[connection]  # type: ignore[index]
+                found[process.rank] = process.outcome()
         return Outcomes(tuple(found[rank] for rank in range(self.size)))
 
     def _check_step(self) -> None:
@@ -203,7 +202,7 @@ class _RankProcess:
                 time.sleep(0.01)
         text = self._stacks.read_text(errors="replace") if self._dumped() else "  (no stacks)\n"
         print(f"rank {self.rank}:\n{text}", file=sys.stderr)  # noqa: T201 - the test run's output
-        return f"rank {self.rank}:\n{text}"
+        return text
 
     def _dumped(self) -> bool:
         return self._stacks.exists() and self._stacks.stat().st_size > 0

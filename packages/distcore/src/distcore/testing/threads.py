@@ -71,11 +71,8 @@ def run_threads(size: int, run: Callable[[int], T], *, deadline_s: float) -> Out
     busy = [rank for rank in ranks if rank.thread.is_alive()]
     if busy:
         faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
-        stacks = "\n".join(rank.stack() for rank in busy)
-        raise DeadlineError(
-            f"ranks {[rank.rank for rank in busy]} of {size} were busy after {deadline_s:g} s\n"
-            f"{stacks}"
-        )
+        ended = [rank.outcome() for rank in ranks if rank not in busy]
+        raise DeadlineError.of(deadline_s, {rank.rank: rank.stack() for rank in busy}, ended)
     return Outcomes(tuple(rank.outcome() for rank in ranks))
 
 
@@ -117,4 +114,4 @@ class _RankThread(Generic[T]):
         """Return where the rank's thread is, as text."""
         frame = sys._current_frames().get(self.thread.ident or 0)
         lines = traceback.format_stack(frame) if frame is not None else ["  (ended)\n"]
-        return f"rank {self.rank}:\n{''.join(lines)}"
+        return "".join(lines)

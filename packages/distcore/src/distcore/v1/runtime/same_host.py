@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from distcore.v1.channel import Channel, Message, Pending
-from distcore.v1.errors import ChannelError, ChannelTimeout, DisagreementError
+from distcore.v1.errors import ChannelError, ChannelTimeout, DisagreementError, PlanError
 from distcore.v1.runtime.addressing import check_peers
 from distcore.v1.runtime.cross_memory import OfferingLane, TakingLane
 from distcore.v1.runtime.host_handshake import Carrier, Meeting, Mode, Neighbour, meet
@@ -47,6 +47,8 @@ def with_same_host(
     the handshake where `handshake_timeout_s` does not.
     A channel whose buffers lie on another device than the CPU is used as it is.
     """
+    if mode not in set(Mode):
+        raise PlanError(f"mode: expected one of {', '.join(Mode)}, got {mode!r}")
     wanted = Mode(mode)
     limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     handshake_s = limit_s if handshake_timeout_s is None else handshake_timeout_s
