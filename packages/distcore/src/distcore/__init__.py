@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from distcore.collectives import all_reduce, barrier, broadcast_from
 
     # Data of a rank
-    from distcore.data import distributed_forward_loop, shard_dataloader
+    from distcore.data import shard_dataloader
+    from distcore.forward_loop import distributed_forward_loop
 
     # Models sharded with FSDP2
     from distcore.fsdp import fsdp2_wrap, is_fsdp2_model
@@ -55,7 +56,7 @@ _HOMES = {
     "backend": "probes",
     "barrier": "collectives",
     "broadcast_from": "collectives",
-    "distributed_forward_loop": "data",
+    "distributed_forward_loop": "forward_loop",
     "distributed_run": "run",
     "distribution_plan": "model",
     "failure_scope": "board",
