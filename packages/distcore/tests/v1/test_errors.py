@@ -40,6 +40,7 @@ def test_a_plan_error_of_many_problems_has_a_short_text() -> None:
     assert len(error.problems) == 1000
     assert "key 19: not there; and 980 more" in str(error)
     assert "key 20" not in str(error)
+    assert str(PlanError([SHAPE] * 20)).endswith(str(SHAPE))
 
 
 def test_a_disagreement_names_the_value_of_every_rank() -> None:

@@ -363,9 +363,12 @@ def test_layouts_that_differ_are_unequal() -> None:
         layout((4, 4), [0, 2], ["S(0)"]),
         layout((4, 5), [0, 1], ["S(0)"]),
         Layout.from_mesh(shape=(4, 4), dtype="int32", mesh=[0, 1], placements=["S(0)"]),
+        Layout(shape=(4, 4), dtype="float32", pieces={0: made.pieces(0), 1: made.pieces(0)}),
     ]
     assert made not in others
     assert made != "made"
+    assert given_pieces({0: [piece(0, 4, 0)]}) != given_pieces({0: [piece(0, 5, 0)]})
+    assert given_pieces({0: [piece(0, 4, 0)]}) != given_pieces({0: [piece(0, 4, 1)]})
     seven = [layout((7,), [[0, 1], [2, 3], [4, 5]], ["_S(0,2)", "S(0)"], r) for r in READINGS]
     assert seven[0] != seven[1]
 

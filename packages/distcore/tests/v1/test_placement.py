@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from distcore.v1 import Interval, Placement, PlanError, Reading
 from distcore.v1.placement import cut, cutting_order, intervals
 
+READINGS: list[Reading] = ["order", "index"]
 GRID = [(dp, tp) for dp in range(3) for tp in range(2)]
 
 
@@ -178,11 +179,29 @@ def test_a_bare_strided_cut_takes_a_part_of_every_run(
     assert [held(length, form, size, [rank]) for rank in range(len(ranks))] == ranks
 
 
+def test_an_empty_shard_lies_where_its_cut_ends() -> None:
+    assert intervals(0, 2, parsed("S(0)"), [4], [3]) == (Interval(2, 0, 0),)
+    nested = parsed("S(0)", "S(0)")
+    for reading in READINGS:
+        assert intervals(0, 3, nested, [2, 4], [0, 3], reading=reading) == (Interval(2, 0, 0),)
+    over = parsed("_S(0,2)", "S(0)")
+    assert intervals(0, 7, over, [3, 2], [2, 0], reading="order") == (Interval(4, 0, 0),)
+    assert intervals(0, 7, over, [3, 2], [2, 1], reading="index") == (Interval(7, 0, 0),)
+
+
 def test_one_dim_without_an_order_has_the_whole_tensor_read_by_index() -> None:
     # dim 0 alone would be read by order, but no order of cuts explains dim 1.
     placements = [Placement.parse(form, 2) for form in ("_S(0,2)", "S(0)", "_S(1,5)")]
     assert cutting_order(0, placements, [3, 2, 2]) == (1, 0)
     assert intervals(0, 7, placements, [3, 2, 2], [2, 0, 0]) == (Interval(6, 1, 0),)
+
+
+def test_runs_lie_one_behind_the_other_in_the_local_dim() -> None:
+    assert intervals(0, 9, parsed("_S(0,3)"), [2], [1]) == (
+        Interval(2, 1, 0),
+        Interval(5, 1, 1),
+        Interval(8, 1, 2),
+    )
 
 
 def test_neighbouring_runs_are_one_interval() -> None:
@@ -199,7 +218,7 @@ def test_neighbouring_runs_are_one_interval() -> None:
         min_size=1,
         max_size=3,
     ),
-    st.sampled_from(["order", "index"]),
+    st.sampled_from(READINGS),
 )
 def test_the_ranks_of_a_mesh_share_the_dim_out(
     length: int, axes: list[tuple[str, int]], reading: Reading

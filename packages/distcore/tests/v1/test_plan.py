@@ -76,6 +76,7 @@ def test_a_plan_is_a_sequence_of_transfers() -> None:
     assert list(plan) == THREE
     assert list(reversed(plan)) == THREE[::-1]
     assert [plan[0], plan[-1], plan[np.int64(1)]] == [WEIGHT, EMPTY, SCALAR]  # type: ignore[call-overload]
+    assert plan[-3] == WEIGHT
     assert plan[1:] == (SCALAR, EMPTY)
     assert plan[::-2] == (EMPTY, WEIGHT)
     assert plan[5:] == ()

@@ -63,6 +63,7 @@ def test_an_empty_box_lies_in_every_box() -> None:
 def test_slices_index_an_array() -> None:
     grid = np.arange(12).reshape(3, 4)
     assert grid[Region((1, 1), (3, 3)).slices()].tolist() == [[5, 6], [9, 10]]
+    assert grid[Region((0, 3), (2, 4)).slices()].tolist() == [[3], [7]]
 
 
 def test_slices_of_a_negative_index_are_refused() -> None:
@@ -103,6 +104,11 @@ def test_whole_numbers_of_any_kind_become_plain_ints(numbers: tuple[int, ...]) -
     assert box == Region((1, 2), (3, 4))
     assert hash(box) == hash(Region((1, 2), (3, 4)))
     assert [type(n) for n in box.start + box.stop] == [int] * 4
+
+
+@pytest.mark.parametrize(("start", "stop"), [([1], (2,)), ((1,), [2]), ([1], [2])])
+def test_lists_become_tuples(start: tuple[int, ...], stop: tuple[int, ...]) -> None:
+    assert Region(start, stop) == Region((1,), (2,))
 
 
 @pytest.mark.parametrize(

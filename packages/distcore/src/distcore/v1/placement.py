@@ -138,24 +138,26 @@ def intervals(
 ) -> tuple[Interval, ...]:
     """The indices of `dim` that the rank at `coordinates` of the mesh holds, in local order.
 
-    An empty shard is one empty interval at the place where torch.chunk leaves it.
+    An empty shard is one empty interval: at the place where torch.chunk leaves it, or at the end
+    of the dim where strided cuts are read by index.
     """
-    if reading == "order":
-        orders = {d: cutting_order(d, placements, sizes) for d in _cut_dims(placements)}
-        if None not in orders.values():
-            start = 0
-            for axis in orders.get(dim) or ():
-                start, length = cut(start, length, sizes[axis], coordinates[axis])
-            return (Interval(start, length, 0),)
-    held = [(0, length)]
+    plain = all(p.split_factor == 1 for p in placements if p.dim == dim)
+    if plain or (reading == "order" and _have_order(placements, sizes)):
+        start = 0
+        for axis in cutting_order(dim, placements, sizes) or ():
+            start, length = cut(start, length, sizes[axis], coordinates[axis])
+        return (Interval(start, length, 0),)
+    held = [(0, length)] if length else []
     for axis, placement in enumerate(placements):
         if placement.dim == dim:
             held = _strided_cut(held, placement.split_factor, sizes[axis], coordinates[axis])
-    return _placed(held)
+    return _placed(held) or (Interval(length, 0, 0),)
 
 
-def _cut_dims(placements: Sequence[Placement]) -> set[int]:
-    return {placement.dim for placement in placements if placement.dim is not None}
+def _have_order(placements: Sequence[Placement], sizes: Sequence[int]) -> bool:
+    """Whether an order of cuts explains the split factors of every dim."""
+    dims = {placement.dim for placement in placements if placement.dim is not None}
+    return all(cutting_order(dim, placements, sizes) is not None for dim in dims)
 
 
 def _strided_cut(
@@ -164,9 +166,9 @@ def _strided_cut(
     """Cut the indices in `held` into `factor` runs and take the `part`-th piece of each."""
     total = sum(length for _, length in held)
     taken: list[tuple[int, int]] = []
-    for run in range(min(factor, max(total, 1))):  # further runs are empty
+    for run in range(min(factor, total)):  # further runs are empty
         low, length = cut(*cut(0, total, factor, run), parts, part)
-        taken += _window(held, low, length) or [(_index_at(held, low), 0)]
+        taken += _window(held, low, length)
     return taken
 
 
@@ -182,26 +184,15 @@ def _window(held: list[tuple[int, int]], low: int, length: int) -> list[tuple[in
     return runs
 
 
-def _index_at(held: list[tuple[int, int]], position: int) -> int:
-    for start, count in held:
-        if position < count:
-            return start + position
-        position -= count
-    return held[-1][0] + held[-1][1]
-
-
 def _placed(held: list[tuple[int, int]]) -> tuple[Interval, ...]:
-    """Join neighbouring runs, drop empty ones, and give each its place in the local dim."""
-    joined: list[tuple[int, int]] = []
+    """Join neighbouring runs, and give each its place in the local dim."""
+    placed: list[Interval] = []
+    place = 0
     for start, length in held:
-        if joined and length and joined[-1][0] + joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], joined[-1][1] + length)
-        elif length:
-            joined.append((start, length))
-    if not joined:
-        return (Interval(held[-1][0] if held else 0, 0, 0),)
-    placed, place = [], 0
-    for start, length in joined:
-        placed.append(Interval(start, length, place))
+        last = placed[-1] if placed else None
+        if last is not None and last.start + last.length == start:
+            placed[-1] = Interval(last.start, last.length + length, last.place)
+        else:
+            placed.append(Interval(start, length, place))
         place += length
     return tuple(placed)
