@@ -266,6 +266,31 @@ def test_a_rank_that_fails_between_start_and_wait_is_told_at_once(mode: str) -> 
     rank_threads(2, rank_zero_fails).raised(ChannelError, within_s=3)
 
 
+@pytest.mark.parametrize("mode", SHORT)
+def test_buffers_of_a_dropped_receive_are_not_written_late(mode: str) -> None:
+    """Their memory may be somebody else's by then."""
+
+    def drop_the_first(channel: Channel) -> None:
+        with with_same_host(channel, mode=mode) as short:
+            if short.rank == 0:
+                started = [short.start([Message(1, (filled(1, 9),))], []) for _ in range(2)]
+                channel.all_gather(b"sent")
+                for pending in started:
+                    pending.wait()
+                short.all_gather(b"row")
+            first, second = filled(0, 9), filled(0, 9)
+            dropped = short.start([], [Message(0, (first,))])
+            kept = short.start([], [Message(0, (second,))])
+            del dropped
+            channel.all_gather(b"sent")
+            try:
+                kept.wait()
+            finally:
+                assert first.tolist() == second.tolist() == [0] * 9
+
+    rank_threads(2, drop_the_first).raised(ChannelError, within_s=3)
+
+
 def test_what_a_sender_gave_up_is_not_read_late() -> None:
     def impatient_sender(channel: Channel) -> None:
         short = with_same_host(channel, mode="cross_memory")

@@ -254,7 +254,10 @@ class _Handshake:
         ]
 
     def _connect(self, card: _Card) -> socket.socket | None:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:  # no more descriptors
+            return None
         self._opened.callback(connection.close)
         try:
             connection.settimeout(_ANSWER_S)

@@ -10,17 +10,16 @@ import ctypes
 import errno
 import itertools
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from distcore.v1.errors import PlanError
-
-if TYPE_CHECKING:
-    import torch
 
 Spans = NDArray[np.uint64]
 """Memory as rows of (address, bytes): in memory this is the kernel's array of iovecs."""
@@ -30,8 +29,11 @@ _MAX_SPANS = 1024
 _SHARE_NBYTES = 8 * 1024 * 1024
 _MAX_THREADS = 4
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_readv = getattr(_libc, "process_vm_readv", None)
+_readv = (
+    getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+    if sys.platform == "linux"
+    else None
+)
 if _readv is not None:
     _readv.restype = ctypes.c_ssize_t
     _readv.argtypes = (
@@ -91,12 +93,15 @@ def may_read(pid: int, address: int, expected: bytes) -> bool:
 class ProcessReader:
     """Reads processes with a few threads; it owns them.
 
-    One core does not fill the memory bus, so large reads are shared.
+    One core does not fill the memory bus, so large reads are shared by `num_threads`: at most 4,
+    and no more than torch may use for one operation (`torch.get_num_threads`, which follows
+    OMP_NUM_THREADS), unless given.
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
-        cores = len(os.sched_getaffinity(0))
-        self._num_threads = min(cores, _MAX_THREADS) if num_threads is None else num_threads
+        if num_threads is None:
+            num_threads = min(torch.get_num_threads(), _MAX_THREADS)
+        self._num_threads = num_threads
         self._helpers: ThreadPoolExecutor | None = None
 
     def read(self, pid: int, ours: Memory, theirs: Spans) -> None:
