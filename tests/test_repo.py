@@ -25,7 +25,10 @@ VAGUE = {"utils", "util", "common", "helpers", "helper", "misc", "tools", "base"
 UNSAFE = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 UNSAFE_OWNERS: set[str] = set()
 # Tests that belong to no single module, and why.
-BESIDE = {"public_surface": "the pinned public names"}
+BESIDE = {
+    "import": "what importing the package loads and costs",
+    "public_surface": "the pinned public names",
+}
 
 
 def name_of(path: Path) -> str:
@@ -131,7 +134,10 @@ def test_a_package_uses_nothing_of_distcore_but_the_interface(package: str) -> N
     """And its tests use the test tools besides."""
     allowed = {"distcore.v1", "distcore.v1.runtime"}
     found = []
-    for part, more in (("src", set[str]()), ("tests", {"distcore.testing", "distcore.testing.strategies"})):
+    for part, more in (
+        ("src", set[str]()),
+        ("tests", {"distcore.testing", "distcore.testing.strategies"}),
+    ):
         for path in sorted((ROOT / "packages" / package / part).rglob("*.py")):
             names = set(imported(ast.parse(path.read_text())))
             strays = {name for name in names if name.split(".")[0] == "distcore"} - allowed - more
