@@ -46,7 +46,7 @@ BROKEN = [
         "test_nothing_names_a_registry",
         "packages/one/README.md:1",
     ),
-    ("run.sh", "cd /ro" + "ot/x\n", "test_nothing_names_a_registry", "packages/one/run.sh:1"),
+    ("run.sh", "cd /" + "work/x\n", "test_nothing_names_a_registry", "packages/one/run.sh:1"),
     ("notes.md", "no title\n", "test_markdown_is_kept_simple", "packages/one/notes.md"),
 ]
 
