@@ -67,30 +67,14 @@ def fsdp2_wrap(
     is not a submodule of the model. Where only some ranks raise, all raise PeerError instead; where
     the ranks would shard different things, all raise DisagreementError. Nothing is changed then.
     """
-    found: tuple[nn.Module, ...] = ()
-    plain: set[nn.Parameter] = set()
-    value: object
+    choices = {
+        "shard_root": shard_root,
+        "cpu_offload": cpu_offload,
+        "mp_policy": repr(mp_policy),
+    }
     if mesh is None and is_initialized():
         mesh = _default_mesh()
-    try:
-        found = _found_layers(model, layers)
-        _check_unsharded([*found, model])
-        if mesh is None:
-            raise RuntimeError(
-                "FSDP2 shards over a process group, and none is initialized: make one, of one rank "
-                "if this is a single process, or give mesh="
-            )
-        plain = off_dtype_parameters(model)
-        value = _described(model, found, plain) | {
-            "shard_root": shard_root,
-            "cpu_offload": cpu_offload,
-            "mp_policy": repr(mp_policy),
-        }
-    except Exception as error:
-        if mesh is None:
-            raise
-        value = error
-    _agree_over(mesh, value)
+    found, plain, mesh = _agreed(model, layers, mesh, choices)
     from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
@@ -136,9 +120,34 @@ def off_dtype_parameters(model: nn.Module) -> set[nn.Parameter]:
             f"and their gradients are not averaged over the ranks: {names}"
             + (", ..." if len(plain) > SHOWN_PARAMETERS else ""),
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return set(plain.values())
+
+
+def _agreed(
+    model: nn.Module, layers: Layers | None, mesh: DeviceMesh | None, choices: dict[str, object]
+) -> tuple[tuple[nn.Module, ...], set[nn.Parameter], DeviceMesh]:
+    """The layers and the parameters that stay plain, once all ranks of the mesh have the same."""
+    found: tuple[nn.Module, ...] = ()
+    plain: set[nn.Parameter] = set()
+    value: object
+    try:
+        found = _found_layers(model, layers)
+        _check_unsharded([*found, model])
+        if mesh is None:
+            raise RuntimeError(
+                "FSDP2 shards over a process group, and none is initialized: make one, of one rank "
+                "if this is a single process, or give mesh="
+            )
+        plain = off_dtype_parameters(model)
+        value = _described(model, found, plain) | choices
+    except Exception as error:
+        if mesh is None:
+            raise
+        value = error
+    _agree_over(mesh, value)
+    return found, plain, mesh
 
 
 def _found_layers(model: nn.Module, layers: Layers | None) -> tuple[nn.Module, ...]:
