@@ -1,0 +1,88 @@
+"""Bounds: what every plan between two sets of layouts must send, and from whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+
+from distcore.v1 import balance
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds(Mapping[str, int]):
+    """Lower bounds in bytes; also a mapping from name to int.
+
+    `wire_bytes`: what must cross from rank to rank, as every missing byte enters its rank once.
+    `max_ingress_bytes`: what the busiest receiver misses.
+    `max_egress_bytes`: what the busiest sender sends at least, if every byte comes straight from
+    a rank that holds it in the source layout.
+    `relayed_egress_bytes`: the same if receivers may pass on what they have received.
+    """
+
+    wire_bytes: int
+    max_ingress_bytes: int
+    max_egress_bytes: int
+    relayed_egress_bytes: int
+
+    def __getitem__(self, name: str) -> int:
+        if name not in _NAMES:
+            raise KeyError(name)
+        return int(getattr(self, name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_NAMES)
+
+    def __len__(self) -> int:
+        return len(_NAMES)
+
+
+_NAMES = tuple(field.name for field in fields(Bounds))
+
+
+class Demand:
+    """Adds up, cell by cell, what is needed from which holders."""
+
+    def __init__(self) -> None:
+        self._missing: dict[int, int] = {}
+        self._wanted: dict[tuple[int, ...], int] = {}
+        self._once: dict[tuple[int, ...], int] = {}
+
+    def add(self, holders: tuple[int, ...], receivers: tuple[int, ...], nbytes: int) -> None:
+        """Count a cell of `nbytes` that `holders` hold and `receivers` need."""
+        held = set(holders)
+        missing = [rank for rank in receivers if rank not in held]
+        if not missing:
+            return
+        for rank in missing:
+            self._missing[rank] = self._missing.get(rank, 0) + nbytes
+        self._wanted[holders] = self._wanted.get(holders, 0) + nbytes * len(missing)
+        self._once[holders] = self._once.get(holders, 0) + nbytes
+
+    def bounds(self) -> Bounds:
+        """The bounds of all that was added."""
+        wire = sum(self._missing.values())
+        senders = {rank for holders in self._wanted for rank in holders} | set(self._missing)
+        shared = -(-wire // len(senders)) if senders else 0
+        return Bounds(
+            wire_bytes=wire,
+            max_ingress_bytes=max(self._missing.values(), default=0),
+            max_egress_bytes=_least_makespan(self._wanted),
+            relayed_egress_bytes=max(_least_makespan(self._once), shared),
+        )
+
+
+def _least_makespan(amounts: Mapping[tuple[int, ...], int]) -> int:
+    """The least load of the busiest rank, if every amount may be divided among its holders."""
+    if not amounts:
+        return 0
+    ranks = sorted({rank for holders in amounts for rank in holders})
+    place = {rank: at for at, rank in enumerate(ranks)}
+    holders = list(amounts)
+    assignment = balance(
+        range(len(holders)),
+        [amounts[found] for found in holders],
+        [[place[rank] for rank in found] for found in holders],
+        len(ranks),
+        splittable=True,
+    )
+    return int(assignment.lower_bound)

@@ -1,0 +1,147 @@
+"""Cells: the boxes into which the source and destination of one tensor cut each other.
+
+A cell is the largest box whose elements all have the same holders and the same receivers. Two
+meshes are merged dim by dim, so that no source rank is compared with every destination rank:
+along each dim the cuts of both sides are walked once, and the cells are the products of what was
+found. Layouts without a mesh are cut along all of their borders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+from distcore.v1 import Layout, PlanError, Problem, Region
+from distcore.v1.layout import MeshForm
+from distcore.v1.placement import intervals
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A Region that all of `holders` hold at the source and all of `receivers` at the end.
+
+    Both are global ranks in mesh order; equal tuples of one tensor are one object.
+    """
+
+    region: Region
+    holders: tuple[int, ...]
+    receivers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """Along every dim the cuts (start, stop, part); and who has each product of parts."""
+
+    cuts: tuple[tuple[tuple[int, int, int], ...], ...]
+    ranks: dict[tuple[int, ...], tuple[int, ...]]
+
+
+class CellMaker:
+    """Makes the cells of many tensors; tensors of one shape and one pair of meshes share them."""
+
+    def __init__(self) -> None:
+        self._sides: dict[tuple[tuple[int, ...], MeshForm], _Side] = {}
+        self._cells: dict[tuple[tuple[int, ...], MeshForm, MeshForm], tuple[Cell, ...]] = {}
+
+    def cells_of(self, key: str, src: Layout, dst: Layout) -> tuple[Cell, ...]:
+        """The cells of a tensor, in row-major order of their regions.
+
+        PlanError where a rank of `dst` needs an element that no rank of `src` holds.
+        """
+        if src.form is None or dst.form is None:
+            return tuple(_gridded(key, src, dst))
+        place = (src.shape, src.form, dst.form)
+        cells = self._cells.get(place)
+        if cells is None:
+            sides = self._side_of(src.shape, src.form), self._side_of(dst.shape, dst.form)
+            cells = self._cells[place] = tuple(_merged(*sides))
+        return cells
+
+    def _side_of(self, shape: tuple[int, ...], form: MeshForm) -> _Side:
+        side = self._sides.get((shape, form))
+        if side is None:
+            side = self._sides[shape, form] = _side_of(shape, form)
+        return side
+
+
+def _side_of(shape: tuple[int, ...], form: MeshForm) -> _Side:
+    """The cuts of a mesh along every dim, and the ranks of every product of parts."""
+    cuts, axes_of = [], []
+    for dim, length in enumerate(shape):
+        axes = [axis for axis, placement in enumerate(form.placements) if placement.dim == dim]
+        found: list[tuple[int, int, int]] = []
+        for part, chosen in enumerate(product(*(range(form.sizes[axis]) for axis in axes))):
+            coordinates = [0] * len(form.sizes)
+            for axis, digit in zip(axes, chosen, strict=True):
+                coordinates[axis] = digit
+            held = intervals(
+                dim, length, form.placements, form.sizes, coordinates, reading=form.reading
+            )
+            found += [(i.start, i.start + i.length, part) for i in held if i.length]
+        cuts.append(tuple(sorted(found)))
+        axes_of.append(axes)
+    ranks: dict[tuple[int, ...], list[int]] = {}
+    for rank, place in zip(form.ranks, product(*map(range, form.sizes)), strict=True):
+        parts = tuple(_number(axes, place, form.sizes) for axes in axes_of)
+        ranks.setdefault(parts, []).append(rank)
+    return _Side(tuple(cuts), {parts: tuple(found) for parts, found in ranks.items()})
+
+
+def _number(axes: Sequence[int], coordinates: Sequence[int], sizes: Sequence[int]) -> int:
+    number = 0
+    for axis in axes:
+        number = number * sizes[axis] + coordinates[axis]
+    return number
+
+
+def _merged(src: _Side, dst: _Side) -> Iterator[Cell]:
+    per_dim = [_overlaps(a, b) for a, b in zip(src.cuts, dst.cuts, strict=True)]
+    for box in product(*per_dim):
+        region = Region(tuple(run[0] for run in box), tuple(run[1] for run in box))
+        holders = src.ranks[tuple(run[2] for run in box)]
+        receivers = dst.ranks[tuple(run[3] for run in box)]
+        yield Cell(region, holders, receivers)
+
+
+def _overlaps(
+    left: tuple[tuple[int, int, int], ...], right: tuple[tuple[int, int, int], ...]
+) -> list[tuple[int, int, int, int]]:
+    """Walk two ascending lists of disjoint cuts once: (start, stop, left part, right part)."""
+    found = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        start, stop = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if start < stop:
+            found.append((start, stop, left[i][2], right[j][2]))
+        if left[i][1] <= right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def _gridded(key: str, src: Layout, dst: Layout) -> Iterator[Cell]:
+    """Cut along every border of every piece; for layouts that no mesh describes."""
+    sides = [
+        [(piece.region, rank) for rank in layout.ranks for piece in layout.pieces(rank)]
+        for layout in (src, dst)
+    ]
+    borders = []
+    for dim in range(len(src.shape)):
+        ends = {end for side in sides for box, _ in side for end in (box.start[dim], box.stop[dim])}
+        borders.append(sorted(ends))
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for corner in product(*map(pairwise, borders)):
+        region = Region(tuple(low for low, _ in corner), tuple(high for _, high in corner))
+        holders, receivers = (
+            tuple(rank for box, rank in side if box.contains(region)) for side in sides
+        )
+        if not receivers:
+            continue
+        if not holders:
+            text = f"no source rank holds {region}, which ranks {receivers} need"
+            raise PlanError(Problem(key, "coverage", text))
+        yield Cell(
+            region, known.setdefault(holders, holders), known.setdefault(receivers, receivers)
+        )

@@ -1,0 +1,288 @@
+"""Plan: the way of a whole state dict from its source layouts to its destination layouts.
+
+`plan_reshard` is a pure function of layouts: every rank computes the same plan without asking
+anybody, and it can be made, stored and simulated for thousands of ranks in one process.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from typing import Final, Literal, cast
+
+from distcore.v1 import (
+    Columns,
+    Layout,
+    Plan,
+    PlanError,
+    Problem,
+    Transfer,
+    describe_layout,
+    itemsize,
+    layout_from,
+)
+from reshard.bounds import Bounds, Demand
+from reshard.cells import CellMaker
+from reshard.sources import FanOut, Job, Move, choose_sources
+from reshard.stats import Stats
+
+FORMAT: Final = 1
+KIND: Final = "reshard.plan"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a plan is made.
+
+    `quantum_nbytes`: a cell larger than this is split over its holders.
+    `fan_out`: how a cell reaches more receivers than it has holders: `"direct"` from the holders,
+    in `"stripe"`s that the receivers pass on, the same per `"node"`, or by cost (`"auto"`).
+    `node_cost`: what a byte between nodes costs, in bytes within a node.
+    """
+
+    quantum_nbytes: int = 8 << 20
+    fan_out: Literal["auto", "direct", "stripe", "node"] = "auto"
+    node_cost: float = 1.0
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.quantum_nbytes < 1:
+            text = f"{self.quantum_nbytes} is not at least 1"
+            problems.append(Problem("quantum_nbytes", "range", text))
+        if self.fan_out not in ("auto", "direct", "stripe", "node"):
+            text = f"{self.fan_out!r} is none of 'auto', 'direct', 'stripe', 'node'"
+            problems.append(Problem("fan_out", "value", text))
+        if self.node_cost < 1:
+            problems.append(Problem("node_cost", "range", f"{self.node_cost} is below 1"))
+        if problems:
+            raise PlanError(problems)
+
+
+@dataclass(frozen=True)
+class ReshardPlan:
+    """Who sends what to whom so that every rank of `dst` holds its Regions of every key.
+
+    `stages` are executed one after the other: the first reads the sources, the second (if any)
+    passes on what has arrived, so its sources are the destinations. Immutable.
+    """
+
+    src: Mapping[str, Layout]
+    dst: Mapping[str, Layout]
+    stages: tuple[Plan, ...]
+    nodes: Mapping[int, int] = field(default_factory=dict)
+    options: Options = field(default_factory=Options)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The tensors' keys, ascending."""
+        return tuple(self.src)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The global ranks of all layouts, ascending."""
+        return tuple(sorted(_ranks_of(self.src.values()) | _ranks_of(self.dst.values())))
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits, equal exactly for equal plans."""
+        return blake2b(self.to_json().encode(), digest_size=16).hexdigest()
+
+    def stats(self) -> Stats:
+        """What the plan moves: bytes in all and at the busiest ranks, messages, rounds, peers."""
+        sizes = {key: itemsize(layout.dtype) for key, layout in self.src.items()}
+        return Stats.of(self.stages, sizes)
+
+    def bounds(self) -> Bounds:
+        """What no plan can go below, from the layouts alone."""
+        maker = CellMaker()
+        demand = Demand()
+        for key in self.keys:
+            size = itemsize(self.src[key].dtype)
+            for cell in maker.cells_of(key, self.src[key], self.dst[key]):
+                demand.add(cell.holders, cell.receivers, cell.region.numel * size)
+        return demand.bounds()
+
+    def explain(self, key: str) -> str:
+        """The transfers of one tensor, a line each."""
+        if key not in self.src:
+            raise PlanError(Problem(key, "missing", "no tensor of this name is in the plan"))
+        lines = [f"{key}: {self.src[key]} -> {self.dst[key]}"]
+        for number, stage in enumerate(self.stages, 1):
+            lines += [
+                f"  stage {number}: {t.src} -> {t.dst}  {t.region.start} to {t.region.stop}"
+                for t in stage
+                if t.key == key
+            ]
+        return "\n".join(lines)
+
+    def plot(self, path: str) -> None:
+        """Draw the traffic matrix (sender by receiver, bytes) into a picture file."""
+        from reshard.plot import plot_traffic
+
+        plot_traffic(self, path)
+
+    def to_json(self) -> str:
+        """The plan as JSON text (format 1)."""
+        table = {
+            "kind": KIND,
+            "format": FORMAT,
+            "src": {key: describe_layout(layout) for key, layout in self.src.items()},
+            "dst": {key: describe_layout(layout) for key, layout in self.dst.items()},
+            "nodes": sorted(self.nodes.items()),
+            "options": asdict(self.options),
+            "stages": [json.loads(stage.to_json()) for stage in self.stages],
+        }
+        return json.dumps(table, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> ReshardPlan:
+        """Read what `to_json` wrote; PlanError where the text is no plan of this format."""
+        try:
+            table = json.loads(text)
+        except ValueError as error:
+            raise PlanError(Problem("plan", "json", f"not JSON: {error}")) from None
+        if not isinstance(table, dict) or table.get("kind") != KIND:
+            raise PlanError(Problem("plan", "kind", f"not a {KIND} object"))
+        if table.get("format") != FORMAT:
+            found = table.get("format")
+            raise PlanError(Problem("plan", "format", f"format {found!r}; this reads {FORMAT}"))
+        try:
+            return cls(
+                src={key: layout_from(form) for key, form in table["src"].items()},
+                dst={key: layout_from(form) for key, form in table["dst"].items()},
+                stages=tuple(Plan.from_json(json.dumps(stage)) for stage in table["stages"]),
+                nodes={int(rank): int(node) for rank, node in table["nodes"]},
+                options=Options(**table["options"]),
+            )
+        except PlanError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            text = f"a part is missing or of the wrong type: {error!r}"
+            raise PlanError(Problem("plan", "form", text)) from None
+
+
+def plan_reshard(
+    src: Mapping[str, Layout],
+    dst: Mapping[str, Layout],
+    *,
+    nodes: Mapping[int, int] | Sequence[int] | None = None,
+    options: Options | None = None,
+) -> ReshardPlan:
+    """Plan the way of every key from its source layout to its destination layout.
+
+    `src` and `dst` have equal keys; the two layouts of a key have one global shape and one dtype.
+    `nodes` says on which node each rank is (a mapping, or a list by rank). A rank that holds an
+    element already is never sent it; every other rank that needs it receives it exactly once.
+    Deterministic: equal arguments give equal plans, whatever the order of the mappings.
+
+    Raises PlanError that lists every key that does not fit.
+    """
+    options = Options() if options is None else options
+    places = dict(nodes if isinstance(nodes, Mapping) else enumerate(nodes or ()))
+    problems = _problems(src, dst)
+    if problems:
+        raise PlanError(problems)
+    keys = tuple(sorted(src))
+    src, dst = {key: src[key] for key in keys}, {key: dst[key] for key in keys}
+    local, jobs = _jobs(keys, src, dst)
+    stages = _cheapest(keys, local, jobs, places, options)
+    return ReshardPlan(src, dst, stages, places, options)
+
+
+def _problems(src: Mapping[str, Layout], dst: Mapping[str, Layout]) -> list[Problem]:
+    problems = [Problem(key, "missing", "has no destination") for key in sorted({*src} - {*dst})]
+    problems += [Problem(key, "missing", "has no source") for key in sorted({*dst} - {*src})]
+    for key in sorted({*src} & {*dst}):
+        if src[key].shape != dst[key].shape:
+            text = f"the source has shape {src[key].shape}, the destination {dst[key].shape}"
+            problems.append(Problem(key, "shape", text))
+        if src[key].dtype != dst[key].dtype:
+            text = f"the source is {src[key].dtype}, the destination {dst[key].dtype}"
+            problems.append(Problem(key, "dtype", text))
+    return problems
+
+
+def _jobs(
+    keys: Sequence[str], src: Mapping[str, Layout], dst: Mapping[str, Layout]
+) -> tuple[list[Move], list[Job]]:
+    """What ranks have already, as copies to themselves; and what must come from others."""
+    maker = CellMaker()
+    local: list[Move] = []
+    jobs: list[Job] = []
+    for number, key in enumerate(keys):
+        size = itemsize(src[key].dtype)
+        for cell in maker.cells_of(key, src[key], dst[key]):
+            held = set(cell.holders)
+            nbytes = cell.region.numel * size
+            remote = tuple(rank for rank in cell.receivers if rank not in held)
+            local += [
+                Move(number, cell.region, rank, rank, nbytes)
+                for rank in cell.receivers
+                if rank in held
+            ]
+            if remote:
+                jobs.append(Job(number, cell.region, nbytes, cell.holders, remote))
+    return local, jobs
+
+
+def _cheapest(
+    keys: Sequence[str],
+    local: list[Move],
+    jobs: list[Job],
+    nodes: Mapping[int, int],
+    options: Options,
+) -> tuple[Plan, ...]:
+    """The stages under the fan-out asked for, or under the one that costs least."""
+    ways: list[FanOut] = [cast("FanOut", options.fan_out)]
+    if options.fan_out == "auto":
+        ways = ["direct"]
+        if any(len(job.receivers) > len(job.holders) for job in jobs):
+            ways += ["stripe", "node"] if nodes else ["stripe"]
+    best: tuple[float, tuple[list[Move], list[Move]]] | None = None
+    for way in ways:
+        found = choose_sources(jobs, quantum=options.quantum_nbytes, nodes=nodes, fan_out=way)
+        cost = sum(_cost(moves, nodes, options.node_cost) for moves in found)
+        if best is None or cost < best[0]:
+            best = cost, found
+    first, second = best[1] if best is not None else ([], [])
+    stages = [_plan_of(keys, [*local, *first])]
+    if second:
+        stages.append(_plan_of(keys, second))
+    return tuple(stages)
+
+
+def _cost(moves: Iterable[Move], nodes: Mapping[int, int], node_cost: float) -> float:
+    """The time of a stage, in bytes: that of the rank that sends or receives most."""
+    sent: dict[int, float] = {}
+    received: dict[int, float] = {}
+    for move in moves:
+        near = not nodes or nodes.get(move.src) == nodes.get(move.dst)
+        cost = move.nbytes if near else move.nbytes * node_cost
+        sent[move.src] = sent.get(move.src, 0) + cost
+        received[move.dst] = received.get(move.dst, 0) + cost
+    return max(max(sent.values(), default=0), max(received.values(), default=0))
+
+
+def _plan_of(keys: Sequence[str], moves: list[Move]) -> Plan:
+    """The moves as a plan, by key, then sender, receiver and region."""
+    moves.sort(key=lambda move: (move.key, move.src, move.dst, move.region.start))
+    if len(moves) < 1000:
+        return Plan(Transfer(keys[m.key], m.src, m.dst, m.region) for m in moves)
+    used: dict[int, int] = {}
+    key, src, dst, coords = array("q"), array("q"), array("q"), array("q")
+    at = array("q", [0])
+    for move in moves:
+        key.append(used.setdefault(move.key, len(used)))
+        src.append(move.src)
+        dst.append(move.dst)
+        coords.extend(move.region.start)
+        coords.extend(move.region.stop)
+        at.append(len(coords))
+    return Plan.from_columns(Columns(tuple(keys[k] for k in used), key, src, dst, at, coords))
+
+
+def _ranks_of(layouts: Iterable[Layout]) -> set[int]:
+    return {rank for layout in layouts for rank in layout.ranks}
