@@ -146,12 +146,14 @@ def caller_in(group: object) -> tuple[Caller, Channel]:
     """
     channel = channel_of(group)
     member: object = getattr(channel, "group", channel)
-    board = board_of(channel)
-    with _LOCK:
-        caller = _CALLERS.get(member)
-        if caller is None:
-            caller = _CALLERS[member] = Caller(board)
-            weakref.finalize(member, caller.close).atexit = False
+    caller = _CALLERS.get(member)
+    if caller is None:
+        board = board_of(channel)
+        with _LOCK:
+            caller = _CALLERS.get(member)
+            if caller is None:
+                caller = _CALLERS[member] = Caller(board)
+                weakref.finalize(member, caller.close).atexit = False
     return caller, channel
 
 

@@ -7,7 +7,7 @@ known to all before any value moves. Exceptions travel as text, whatever their c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
@@ -17,7 +17,7 @@ from distcore.probes import is_distributed_run
 from distcore.turn import Turn, take_turn
 from distcore.v1.channel import Channel
 from distcore.v1.errors import PlanError, Problem
-from distcore.v1.header import Call, Header, digest16
+from distcore.v1.header import Call, digest16
 
 if TYPE_CHECKING:
     from distcore.world import Group
@@ -59,9 +59,7 @@ def all_reduce(
         return combine([fn()])
     with take_turn(Call.REDUCE, label, group, timeout_s=timeout_s) as turn:
         way, data = turn.attempt(lambda: _produced(turn, fn, codec))
-        headers = turn.meet(f"sends a value as {codec}", value=digest16(codec), extra=len(data))
-        rows = _exchange(turn, data, headers)
-        del data
+        rows = turn.aside(lambda: _exchange(turn, data, codec))
         return _combined(turn, way, rows, combine)
 
 
@@ -87,15 +85,13 @@ def broadcast_from(
         way = turn.attempt(lambda: _source_checked(turn, rank, codec))
         if turn.channel.rank == rank:
             value, data = turn.attempt(lambda: _made(turn, fn, way))
-            _announced(turn, rank, codec, len(data))
-            _relay(turn, rank, _sendable(data, turn.channel))
+            turn.aside(lambda: _relay(turn, data, rank, codec))
         else:
-            nbytes = _announced(turn, rank, codec, 0)
-            held = _relay(turn, rank, _buffer(nbytes, turn.channel))
+            held = turn.aside(lambda: _relay(turn, None, rank, codec))
             if way.name == "safe":
-                decoded: V = way.decode(_memory(held))
+                decoded: V = way.decode(held)
                 return decoded
-            value = turn.attempt(lambda: way.decode(_memory(held)))
+            value = turn.attempt(lambda: way.decode(held))
         if way.name != "safe":  # what the value's own code did on one rank concerns all
             turn.meet("has read the value")
         return value
@@ -137,9 +133,10 @@ def _source_checked(turn: Turn, rank: int, codec: str) -> Codec:
     return codec_named(codec)
 
 
-def _exchange(turn: Turn, data: bytearray, headers: Sequence[Header]) -> list[memoryview]:
-    """Every rank's bytes on every rank, by index."""
+def _exchange(turn: Turn, data: bytearray, codec: str) -> list[memoryview]:
+    """Every rank's bytes on every rank, by index, once all ranks agree that they come."""
     channel = turn.channel
+    headers = turn.meet(f"sends a value as {codec}", value=digest16(codec), extra=len(data))
     peers = [at for at in range(channel.size) if at != channel.index]
     slots = {at: _buffer(headers[at].extra, channel) for at in peers}
     mine = _sendable(data, channel)
@@ -152,17 +149,13 @@ def _exchange(turn: Turn, data: bytearray, headers: Sequence[Header]) -> list[me
     return [rows[at] for at in range(channel.size)]
 
 
-def _announced(turn: Turn, rank: int, codec: str, nbytes: int) -> int:
-    """The size of the source's value, once all ranks agree that it comes."""
-    text = f"waits for a value from rank {rank} as {codec}"
-    headers = turn.meet(text, value=digest16(codec), source=rank, extra=nbytes)
-    return headers[turn.channel.ranks.index(rank)].extra
-
-
-def _relay(turn: Turn, rank: int, held: torch.Tensor) -> torch.Tensor:
-    """The source's bytes in `held` on every rank, along a binomial tree: the source sends log2."""
+def _relay(turn: Turn, data: bytearray | None, rank: int, codec: str) -> memoryview:
+    """The source's bytes on every rank, along a binomial tree: no rank sends more than log2."""
     channel = turn.channel
+    text = f"waits for a value from rank {rank} as {codec}"
     size, root = channel.size, channel.ranks.index(rank)
+    headers = turn.meet(text, value=digest16(codec), source=rank, extra=len(data or b""))
+    held = _buffer(headers[root].extra, channel) if data is None else _sendable(data, channel)
     place = (channel.index - root) % size  # the source is place 0
     reach = 1
     while reach < size:
@@ -174,7 +167,7 @@ def _relay(turn: Turn, rank: int, held: torch.Tensor) -> torch.Tensor:
         elif place % reach == 0 and place + half < size:
             turn.move({channel.ranks[(place + half + root) % size]: held}, {})
         reach = half
-    return held
+    return _memory(held)
 
 
 def _combined(turn: Turn, way: Codec, rows: list[memoryview], combine: Callable[[list[V]], V]) -> V:
@@ -183,7 +176,7 @@ def _combined(turn: Turn, way: Codec, rows: list[memoryview], combine: Callable[
     if way.name == "safe" and _is_known(combine) and all(map(is_plain, values)):
         return turn.attempt(lambda: combine(values), all_alike=True)
     result = turn.attempt(lambda: combine(values))
-    turn.meet(f"combine returned {result!r}", value=digest(result))
+    turn.meet(lambda: f"combine returned {result!r}", value=digest(result))
     return result
 
 

@@ -61,9 +61,9 @@ def collect(
     found = turn.attempt(lambda: _room(headers, view, channel) if channel.rank == dst else None)
     turn.meet("has room for all")
     if found is None:
-        _send(turn, _tensor_over(view), dst, chunk_bytes)
+        turn.aside(lambda: _send(turn, _tensor_over(view), dst, chunk_bytes))
     else:
-        _receive(turn, found, chunk_bytes)
+        turn.aside(lambda: _receive(turn, found, chunk_bytes))
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -25,6 +25,7 @@ from distcore.v1.header import Call, Header, digest16
 from distcore.v1.runtime.agree import failure_text, meet
 
 T = TypeVar("T")
+Text: TypeAlias = str | Callable[[], str]
 
 
 class Turn:
@@ -43,13 +44,24 @@ class Turn:
         self.known: BaseException | None = None
         self._caller = caller
         self._timeout_s = timeout_s
+        self._aside = False
+
+    def aside(self, exchanges: Callable[[], T]) -> T:
+        """Run several exchanges on the caller's thread as one job, which saves the ways there."""
+        if self._aside:
+            return exchanges()
+        self._aside = True  # for good, should this rank leave while the thread is in there
+        found = self._caller.wait(exchanges, self.channel, self.label)
+        self._aside = False
+        return found
 
     def meet(
-        self, text: str, *, value: bytes = bytes(16), source: int = 0, extra: int = 0
+        self, text: Text, *, value: bytes = bytes(16), source: int = 0, extra: int = 0
     ) -> tuple[Header, ...]:
         """Show a header and return those of all ranks by index, if they are all equal.
 
-        `extra` may differ. `text` is what the others are shown of this rank where they are not.
+        `extra` may differ. `text`, or what it returns, is what the others are shown of this rank
+        where they are not.
         """
         return self._meet(self._header(value=value, source=source, extra=extra), text, None)
 
@@ -90,7 +102,7 @@ class Turn:
         def start_and_wait() -> None:
             self.channel.start(outgoing, incoming, timeout_s=timeout_s).wait()
 
-        self._caller.wait(start_and_wait, self.channel, self.label)
+        self.aside(start_and_wait)
 
     def _header(
         self,
@@ -103,15 +115,18 @@ class Turn:
         label = digest16(self.label)
         return Header(self.call, failed, label, value, source, extra, count=self.number)
 
-    def _meet(self, header: Header, text: str, cause: BaseException | None) -> tuple[Header, ...]:
+    def _meet(self, header: Header, text: Text, cause: BaseException | None) -> tuple[Header, ...]:
+        def shown() -> str:
+            told = text if isinstance(text, str) else text()
+            return told if header.failed else f"call {self.number}: {told}"
+
         def exchange() -> tuple[Header, ...]:
-            shown = f"call {self.number}: {text}" if not header.failed else text
             return meet(
                 self.label, header, shown, self.channel, timeout_s=self._timeout_s, cause=cause
             )
 
         try:
-            return self._caller.wait(exchange, self.channel, self.label)
+            return self.aside(exchange)
         except BaseException as error:
             if error is cause or isinstance(error, PeerError | DisagreementError):
                 self.known = error
