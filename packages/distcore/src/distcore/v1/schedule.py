@@ -10,7 +10,8 @@ header:
 - A phase joins each rank with at most `PEERS` ranks to send to and as many to receive from, by
   distance in the group, so that neither memory nor open operations grow with the group.
 
-Two rounds may be in flight, hence quota = staging / (2 rounds * 2 directions * peers).
+Two rounds may be in flight, hence quota = staging / (2 rounds * 2 directions * peers), which is
+never exceeded but by parts that are not staged.
 Since rounds are ordered alike on all ranks, the earliest unfinished one can always finish.
 """
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from distcore.v1.packing import ALIGNMENT, cut_rounds
 from distcore.v1.plan import Plan
@@ -28,11 +29,9 @@ PEERS: Final = 8
 OWN_BUFFER_NBYTES: Final = 1 << 20
 DIRECT_NBYTES: Final = 1 << 28
 MAX_PARTS: Final = 8192
-MIN_QUOTA: Final = 1 << 12
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A Region of one tensor that travels as a whole: (part of) one transfer."""
 
     key: str
@@ -66,12 +65,13 @@ class Terms:
 
     `scatters(peer)`: many small buffers cost nothing, so nothing is packed.
     `direct(peer)`: all parts of both ranks lie contiguous on the channel's device, so nothing is
-    staged and the quota does not matter.
+    staged and the quota does not matter. `digest_nbytes` are sent, and staged, with each part.
     """
 
     staging_nbytes: int
     scatters: Callable[[int], bool]
     direct: Callable[[int], bool]
+    digest_nbytes: int = 0
 
 
 def rows_of(plan: Plan, rank: int) -> tuple[list[int], dict[int, list[int]], dict[int, list[int]]]:
@@ -128,19 +128,22 @@ def plan_rounds(
     place = {peer: position for position, peer in enumerate(ranks)}
     size = len(ranks)
     width = min(PEERS, max(1, size - 1))
-    quota = max(MIN_QUOTA, terms.staging_nbytes // (4 * width))
+    quota = terms.staging_nbytes // (4 * width) // ALIGNMENT * ALIGNMENT
     grid: dict[tuple[int, int], tuple[list[Batch], list[Batch]]] = {}
     for side, by_peer in enumerate((sends, receives)):
         for peer, transfers in by_peer.items():
             distance = (place[peer] - index if side == 0 else index - place[peer]) % size
             phase = (distance - 1) // width
-            limit = DIRECT_NBYTES if terms.direct(peer) else quota
-            parts = list(_cut_parts(transfers, limit))
-            for step, batch in enumerate(_batches(peer, parts, quota, terms)):
+            for step, batch in enumerate(_batches(peer, transfers, quota, terms)):
                 grid.setdefault((phase, step), ([], []))[side].append(batch)
     return tuple(
         Round(_by_peer(grid[at][0], place), _by_peer(grid[at][1], place)) for at in sorted(grid)
     )
+
+
+def aligned(nbytes: int) -> int:
+    """The bytes that a part of `nbytes` takes in a packed buffer, unless it is the last."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def cut_region(region: Region, max_numel: int) -> Iterator[Region]:
@@ -172,11 +175,16 @@ def _cut_parts(transfers: Sequence[Part], limit: int) -> Iterator[Part]:
                 yield Part(part.key, box, box.numel * itemsize)
 
 
-def _batches(peer: int, parts: list[Part], quota: int, terms: Terms) -> Iterator[Batch]:
+def _batches(peer: int, transfers: Sequence[Part], quota: int, terms: Terms) -> Iterator[Batch]:
     direct, scatters = terms.direct(peer), terms.scatters(peer)
-    free = direct and scatters
-    sizes = [-(-part.nbytes // ALIGNMENT) * ALIGNMENT for part in parts]
-    for batch in cut_rounds(sizes, max(quota, DIRECT_NBYTES if free else 0), max_parts=MAX_PARTS):
+    digest_nbytes = aligned(terms.digest_nbytes)
+    limit = DIRECT_NBYTES if direct else quota - digest_nbytes
+    parts = list(_cut_parts(transfers, limit))
+    sizes = [aligned(part.nbytes) + digest_nbytes for part in parts]
+    # Where nothing but digests is staged, the number of parts is what keeps them in the quota.
+    filled = max(quota, DIRECT_NBYTES) if direct and scatters else quota
+    max_parts = min(MAX_PARTS, quota // ALIGNMENT)
+    for batch in cut_rounds(sizes, filled, max_parts=max_parts):
         chosen = tuple(parts[batch.start : batch.stop])
         yield Batch(peer, chosen, tuple(_buffers(chosen, scatters=scatters)))
 

@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Final
+
 import torch
 import xxhash
 
 from distcore.v1.errors import PeerError
-from distcore.v1.runtime.staging import Binding
-from distcore.v1.schedule import Batch
+from distcore.v1.runtime.staging import Lane
 
-DIGEST_NBYTES = 8
-
-
-def digest_parts(batch: Batch, binding: Binding) -> torch.Tensor:
-    """The xxh3 digests of the parts of a batch as this rank holds them, 8 bytes each (CPU)."""
-    digests = bytearray()
-    for part in batch.parts:
-        box = binding.box_of(part)
-        flat = box.flat("cpu")
-        if flat is None:
-            flat = torch.empty(part.nbytes, dtype=torch.uint8)
-            box.read_into(flat)
-        digests += xxhash.xxh3_64_digest(memoryview(flat.numpy()))
-    return torch.frombuffer(digests, dtype=torch.uint8) if digests else torch.empty(0).byte()
+DIGEST_NBYTES: Final = 8
+# What is taken off another device at once.
+_CHUNK_NBYTES: Final = 1 << 22
 
 
-def check_parts(batch: Batch, binding: Binding, sent: torch.Tensor) -> None:
-    """Raise PeerError naming the first part that did not arrive as `batch.peer` sent it."""
-    found = digest_parts(batch, binding)
-    if torch.equal(found, sent.cpu()):
+def digests_of(memories: Iterable[torch.Tensor]) -> bytes:
+    """The xxh3 digests of flat uint8 tensors, `DIGEST_NBYTES` each."""
+    found = []
+    for memory in memories:
+        state = xxhash.xxh3_64()
+        for chunk in memory.split(_CHUNK_NBYTES) if not memory.is_cpu else (memory,):
+            state.update(chunk.cpu().numpy().data)
+        found.append(state.digest())
+    return b"".join(found)
+
+
+def vouch(lane: Lane, slot: torch.Tensor) -> None:
+    """Write the digests of the parts of a packed lane into their place in the slot."""
+    digests = bytearray(digests_of(lane.memories(slot)))
+    slot[lane.digests].copy_(torch.frombuffer(digests, dtype=torch.uint8))
+
+
+def check(lane: Lane, slot: torch.Tensor) -> None:
+    """Raise PeerError naming the first part that is not in place as the peer has sent it.
+
+    Reads the destinations back through the slot, from which they were filled.
+    """
+    sent = slot[lane.digests].cpu().numpy().tobytes()
+    lane.pack(slot)
+    found = digests_of(lane.memories(slot))
+    if found == sent:
         return
-    differing = (found != sent.cpu()).view(-1, DIGEST_NBYTES).any(dim=1).nonzero().flatten()
-    part = batch.parts[int(differing[0])]
-    text = f"{part.key!r} {part.region}: the bytes that arrived are not those that were sent"
-    raise PeerError("verify", {batch.peer: text})
+    for at, part in enumerate(lane.batch.parts):
+        place = slice(at * DIGEST_NBYTES, (at + 1) * DIGEST_NBYTES)
+        if found[place] != sent[place]:
+            text = (
+                f"{part.key!r} {part.region}: the bytes that arrived are not those that were sent"
+            )
+            raise PeerError("verify", {lane.batch.peer: text})

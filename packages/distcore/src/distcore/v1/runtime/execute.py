@@ -3,7 +3,8 @@
 One executor serves all packages. It runs in four steps, in this order:
 
 1. *Prepare*: check the own tensors against the plan, then prove with one header that all ranks
-   hold the same plan, options and dtypes. Nothing has moved; every mistake raises on all ranks.
+   hold the same plan, options and dtypes; give every part its place in memory, and learn with a
+   second header that all have done so. Nothing has moved; every mistake raises on all ranks.
 2. *Local copies*: transfers from a rank to itself.
 3. *Rounds*: pack round i + 1 while round i is on its way, then unpack round i. Large parts that
    lie contiguous move from memory to memory, the rest goes through bounded staging.
@@ -15,21 +16,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Final, Literal, ParamSpec
 
 import torch
 
-from distcore.v1.channel import Channel, Message, Pending
+from distcore.v1.channel import Channel, Pending
+from distcore.v1.errors import PlanError, Problem
 from distcore.v1.header import Call, Header, digest16
 from distcore.v1.plan import Plan
 from distcore.v1.protocols import Progress
-from distcore.v1.runtime.agree import failure_text, meet
-from distcore.v1.runtime.digests import DIGEST_NBYTES, check_parts, digest_parts
-from distcore.v1.runtime.group_channel import GroupChannel
-from distcore.v1.runtime.prepare import Options, Prepared, Verify, prepare
+from distcore.v1.runtime.agree import fail_together, meet
+from distcore.v1.runtime.deadline import Deadline
+from distcore.v1.runtime.digests import check, vouch
+from distcore.v1.runtime.prepare import Options, Prepared, Verify, bind, prepare
 from distcore.v1.runtime.report import ExecuteReport
 from distcore.v1.runtime.shard import Shard
 from distcore.v1.runtime.staging import Lane, Slot
@@ -66,9 +67,12 @@ def execute(
     Raises, on every rank and before a byte has moved: PeerError where a rank's tensors do not fit
     the plan, DisagreementError where plans, options or dtypes differ. PeerError at the end where
     a rank failed on the way; then destinations are incomplete and the channel may be used again.
-    ChannelError or ChannelTimeout where the carrier broke.
+    Where all ranks failed alike, each raises its own error instead. ChannelError or ChannelTimeout
+    where the carrier broke.
     """
+    started = time.monotonic()
     timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    deadline = Deadline.after(timeout_s)
     with Executor(
         plan,
         channel,
@@ -79,15 +83,15 @@ def execute(
         timeout_s=timeout_s,
         same_host=same_host,
     ) as executor:
-        return executor.run(progress=progress, timeout_s=timeout_s)
+        return executor._move(progress, deadline, started)
 
 
 class Executor(AbstractContextManager["Executor"]):
     """A plan bound to a channel and tensors: prepared once, run as often as wanted.
 
     Making one is collective and raises as `execute` does. `run` moves what the sources hold at
-    that time, allocates nothing, and is collective too. The tensors must keep their memory.
-    `close` frees the staging memory; it is local.
+    that time, allocates no memory for data, and is collective too. The tensors must keep their
+    memory. `close` frees the staging memory; it is local.
     """
 
     def __init__(
@@ -102,40 +106,40 @@ class Executor(AbstractContextManager["Executor"]):
         timeout_s: float | None = None,
         same_host: Literal["auto", "off"] = "auto",
     ) -> None:
-        self._started = time.monotonic()
-        deadline = None if timeout_s is None else self._started + timeout_s
+        deadline = Deadline.after(timeout_s)
         if same_host == "auto" and hasattr(channel, "same_host"):
             channel = channel.same_host(timeout_s=timeout_s)
         self._channel = channel
         options = Options(max_staging_bytes, verify)
-        prepared = prepare(
-            plan, channel, sources, destinations, options=options, timeout_s=_left(deadline)
-        )
-        self._prepared = prepared
-        self._slots: tuple[Slot, ...] = tuple(
-            Slot.of(prepared.slot_nbytes, channel.device)
-            for _ in range(min(SLOTS, len(prepared.rounds)))
+        sides, terms = prepare(
+            plan, channel, sources, destinations, options=options, deadline=deadline
         )
         self._label = f"execute {plan.digest[:8]}"
         self._runs = 0
+        self._closed = False
+        try:
+            self._prepared = bind(sides, channel, options, terms)
+            self._slots: tuple[Slot, ...] = tuple(
+                Slot.of(self._prepared.slot_nbytes, channel.device)
+                for _ in range(min(SLOTS, len(self._prepared.rounds)))
+            )
+        except BaseException as error:  # noqa: BLE001 - told to the peers and raised again
+            self._meet(Call.PREPARE, error, deadline)
+        self._meet(Call.PREPARE, None, deadline)
 
     def run(
         self, *, progress: Progress | None = None, timeout_s: float | None = None
     ) -> ExecuteReport:
         """Move the bytes once more. Collective; see `execute` for errors."""
-        started = time.monotonic() if self._runs else self._started
-        deadline = None if timeout_s is None else started + timeout_s
-        self._meet(Call.RUN if self._runs else None, None, deadline)
-        passage = _Passage(self._prepared, self._channel, self._slots, progress, deadline)
-        passage.copy_locally()
-        passage.play()
-        self._runs += 1
-        self._meet(Call.COMMIT, passage.failure, deadline)
-        return self._report(time.monotonic() - started)
+        started, deadline = time.monotonic(), Deadline.after(timeout_s)
+        closed = PlanError(Problem("executor", "closed", "it has been closed"))
+        self._meet(Call.RUN, closed if self._closed else None, deadline)
+        return self._move(progress, deadline, started)
 
     def close(self) -> None:
         """Free the staging memory. Local; a second call does nothing."""
         self._slots = ()
+        self._closed = True
 
     def __exit__(
         self,
@@ -145,17 +149,21 @@ class Executor(AbstractContextManager["Executor"]):
     ) -> None:
         self.close()
 
-    def _meet(
-        self, call: Call | None, failure: BaseException | None, deadline: float | None
-    ) -> None:
-        """Show the others where this rank is, and whether it has failed."""
-        if call is None:
-            return
-        header = Header(
-            call, failed=failure is not None, label=digest16(self._label), count=self._runs
-        )
-        text = "" if failure is None else failure_text(failure)
-        meet(self._label, header, text, self._channel, timeout_s=_left(deadline), cause=failure)
+    def _move(self, progress: Progress | None, deadline: Deadline, started: float) -> ExecuteReport:
+        passage = _Passage(self._prepared, self._channel, self._slots, progress, deadline)
+        passage.copy_locally()
+        passage.play()
+        self._runs += 1
+        self._meet(Call.COMMIT, passage.failure, deadline)
+        return self._report(time.monotonic() - started)
+
+    def _meet(self, call: Call, failure: BaseException | None, deadline: Deadline) -> None:
+        """Show the others where this rank is, and whether it has failed; then this raises."""
+        header = Header(call, failed=False, label=digest16(self._label), count=self._runs)
+        timeout_s = deadline.left_s()
+        if failure is not None:
+            fail_together(self._label, header, failure, self._channel, timeout_s=timeout_s)
+        meet(self._label, header, "", self._channel, timeout_s=timeout_s)
 
     def _report(self, seconds: float) -> ExecuteReport:
         rounds = self._prepared.rounds
@@ -183,89 +191,68 @@ class _Passage:
         channel: Channel,
         slots: tuple[Slot, ...],
         progress: Progress | None,
-        deadline: float | None,
+        deadline: Deadline,
     ) -> None:
         self._prepared = prepared
         self._channel = channel
         self._slots = slots
         self._progress = progress
         self._deadline = deadline
+        self._verifies = prepared.options.verify is not None
         self._total = sum(step.nbytes for step in prepared.rounds)
         self._done = 0
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
 
     def copy_locally(self) -> None:
         """Copy what the rank sends to itself."""
-        for source, destination, _ in self._prepared.copies:
-            self._guard(destination.copy_from, source)
+        # Only in this mode may tensors be written that were made in it; for others it is the same.
+        with torch.inference_mode():
+            for source, destination, _ in self._prepared.copies:
+                self._guard(destination.copy_from, source)
 
     def play(self) -> None:
         """Pack round i + 1 while round i moves, then unpack round i."""
-        moving: tuple[int, _Flight] | None = None
+        moving: tuple[int, Pending] | None = None
         for at in range(len(self._prepared.rounds)):
-            flight = self._start(at)
+            pending = self._start(at)
             if moving is not None:
                 self._finish(*moving)
-            moving = at, flight
+            moving = at, pending
         if moving is not None:
             self._finish(*moving)
 
-    def _start(self, at: int) -> _Flight:
+    def _start(self, at: int) -> Pending:
         step, slot = self._prepared.rounds[at], self._slots[at % SLOTS]
-        for lane in step.sends:
-            self._guard(lane.pack, slot.outgoing)
+        with torch.inference_mode():
+            for lane in step.sends:
+                self._guard(self._pack, lane, slot.outgoing)
         sends = [lane.message(slot.outgoing) for lane in step.sends]
         receives = [lane.message(slot.incoming) for lane in step.receives]
-        digests: list[torch.Tensor] = []
-        if self._prepared.options.verify is not None:
-            sends = [
-                self._vouched(lane, message)
-                for lane, message in zip(step.sends, sends, strict=True)
-            ]
-            digests = [self._space_for_digests(lane) for lane in step.receives]
-            receives = [
-                Message(message.peer, (*message.buffers, digest))
-                for message, digest in zip(receives, digests, strict=True)
-            ]
-        pending = self._channel.start(sends, receives, timeout_s=_left(self._deadline))
-        return _Flight(pending, digests)
+        return self._channel.start(sends, receives, timeout_s=self._deadline.left_s())
 
-    def _finish(self, at: int, flight: _Flight) -> None:
+    def _finish(self, at: int, pending: Pending) -> None:
         step, slot = self._prepared.rounds[at], self._slots[at % SLOTS]
-        flight.pending.wait()
-        for number, lane in enumerate(step.receives):
-            self._guard(lane.unpack, slot.incoming)
-            if flight.digests:
-                digests = flight.digests[number]
-                self._guard(check_parts, lane.batch, self._prepared.destinations, digests)
+        pending.wait()
+        with torch.inference_mode():
+            for lane in step.receives:
+                self._guard(self._unpack, lane, slot.incoming)
         self._done += step.nbytes
         if self._progress is not None and self.failure is None:
             self._guard(self._progress, self._done, self._total)
 
-    def _vouched(self, lane: Lane, message: Message) -> Message:
-        digests = self._space_for_digests(lane)
-        self._guard(lambda: digests.copy_(digest_parts(lane.batch, self._prepared.sources)))
-        return Message(message.peer, (*message.buffers, digests))
+    def _pack(self, lane: Lane, slot: torch.Tensor) -> None:
+        lane.pack(slot)
+        if self._verifies:
+            vouch(lane, slot)
 
-    def _space_for_digests(self, lane: Lane) -> torch.Tensor:
-        nbytes = DIGEST_NBYTES * len(lane.batch.parts)
-        return torch.zeros(nbytes, dtype=torch.uint8, device=self._channel.device)
+    def _unpack(self, lane: Lane, slot: torch.Tensor) -> None:
+        lane.unpack(slot)
+        if self._verifies:
+            check(lane, slot)
 
     def _guard(self, act: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             act(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - told to all ranks at the commit
+        except BaseException as error:  # noqa: BLE001 - told to all ranks at the commit
             if self.failure is None:
                 self.failure = error
-
-
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """A round that is on its way, and where its digests arrive."""
-
-    pending: Pending
-    digests: list[torch.Tensor]
-
-
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())

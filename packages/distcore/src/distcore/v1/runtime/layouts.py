@@ -11,23 +11,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from math import prod
-from typing import TYPE_CHECKING, Final, cast
+from operator import and_
+from typing import TYPE_CHECKING, Final, TypeGuard, cast
 
 import torch
 
 from distcore.v1.channel import Channel
 from distcore.v1.dtypes import ITEMSIZES
 from distcore.v1.errors import PlanError, Problem
-from distcore.v1.header import NBYTES
+from distcore.v1.header import NBYTES, digest16
 from distcore.v1.layout import Layout
 from distcore.v1.placement import Placement, Reading
 from distcore.v1.runtime.agree import agree, run_together
+from distcore.v1.runtime.deadline import Deadline
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-_READINGS: Final[tuple[Reading, Reading]] = ("order", "index")
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -46,8 +49,10 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def is_dtensor(tensor: object) -> bool:
+def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
     """Whether it is a DTensor (without importing DTensor where nobody has)."""
+    if type(tensor) in _PLAIN:
+        return False
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -57,8 +62,10 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if not is_dtensor(tensor):
         return tensor.detach()
     with torch.no_grad():
-        local = cast("DTensor", tensor).to_local()
-    return local.detach()
+        local = tensor.to_local()
+    # After an asynchronous redistribute this is a tensor that is still on its way.
+    arrive = getattr(local, "wait", None)
+    return (local if arrive is None else cast("torch.Tensor", arrive())).detach()
 
 
 def layout_of(
@@ -80,10 +87,9 @@ def layout_of(
     Raises PlanError where a placement is partial or the local tensor fits no reading.
     """
     if channel is not None:
-        members = tuple(channel.ranks if ranks is None else ranks)
-        return layouts_of({"tensor": tensor}, channel, ranks=members)["tensor"]
-    found = _candidates(tensor, (0,) if ranks is None else tuple(ranks))
-    fitting = [layout for layout in found if _fits(layout, tensor)]
+        return layouts_of({"tensor": tensor}, channel, ranks=ranks)["tensor"]
+    found = readings_of(tensor, (0,) if ranks is None else tuple(ranks))
+    fitting = [layout for layout in found if fits(layout, tensor)]
     if not fitting:
         raise PlanError(_misfit("tensor", found, tensor))
     return fitting[0]
@@ -93,78 +99,115 @@ def layouts_of(
     tensors: Mapping[str, torch.Tensor],
     channel: Channel,
     *,
-    ranks: Sequence[int] | None = None,
+    ranks: Iterable[int] | None = None,
+    timeout_s: float | None = None,
 ) -> dict[str, Layout]:
     """The layouts of many tensors, proven by the local shapes of all ranks of the channel.
 
     Collective; two small exchanges whatever the number of tensors, and a third of a few bytes
     per tensor only where some placement can be read in two ways. Every rank gives the same keys.
+
+    Raises PeerError on every rank where one has a tensor that fits no reading (its own PlanError
+    where all have the same), DisagreementError where the ranks describe a tensor differently.
     """
+    deadline = Deadline.after(timeout_s)
     members = tuple(channel.ranks if ranks is None else ranks)
 
     def describe() -> dict[str, tuple[Layout, ...]]:
-        found = {key: _candidates(tensor, members) for key, tensor in tensors.items()}
+        found = {key: readings_of(tensor, members) for key, tensor in tensors.items()}
         problems = [
-            _misfit(key, candidates, tensors[key])
-            for key, candidates in found.items()
-            if not any(_fits(layout, tensors[key]) for layout in candidates)
+            _misfit(key, readings, tensors[key])
+            for key, readings in found.items()
+            if not any(fits(layout, tensors[key]) for layout in readings)
         ]
         if problems:
             raise PlanError(problems)
         return found
 
-    found = run_together("describe the layouts of tensors", describe, channel)
-    agree("the tensors' layouts", {key: repr(c) for key, c in found.items()}, channel)
+    label = "describe the layouts of tensors"
+    found = run_together(label, describe, channel, timeout_s=deadline.left_s())
+    texts = {key: _text_of(readings[0]) for key, readings in found.items()}
+    agree("the tensors' layouts", texts, channel, timeout_s=deadline.left_s())
     open_keys = [key for key in sorted(found) if len(found[key]) > 1]
-    chosen = {key: candidates[0] for key, candidates in found.items()}
+    chosen = {key: readings[0] for key, readings in found.items()}
     if open_keys:
-        fits = [[_fits(layout, tensors[key]) for layout in found[key]] for key in open_keys]
-        chosen.update(_settle(open_keys, found, fits, channel))
+        masks = [mask_of(found[key], tensors[key]) for key in open_keys]
+        common = common_readings(masks, channel, timeout_s=deadline.left_s())
+        chosen |= settled({key: found[key] for key in open_keys}, common)
     return chosen
 
 
-def _settle(
-    keys: list[str],
-    found: Mapping[str, tuple[Layout, ...]],
-    fits: list[list[bool]],
-    channel: Channel,
-) -> dict[str, Layout]:
-    """For each key the first reading that fits the local shapes of all ranks."""
-    row = bytes(sum(fit << i for i, fit in enumerate(reading)) for reading in fits)
-    rows = channel.all_gather(row.ljust(-(-len(row) // NBYTES) * NBYTES, b"\0"))
-    chosen, problems = {}, []
-    for at, key in enumerate(keys):
-        common = 0b11
-        for peer in rows:
-            common &= peer[at]
-        if not common:
-            text = "the local shapes of the ranks fit neither reading of its strided placement"
+def readings_of(tensor: torch.Tensor, ranks: tuple[int, ...] = (0,)) -> tuple[Layout, ...]:
+    """Every layout that the tensor's own description allows: one, or two that differ."""
+    dtype = dtype_name(tensor.dtype)
+    if not is_dtensor(tensor):
+        return (Layout.replicated(shape=tuple(tensor.shape), dtype=dtype, ranks=ranks),)
+    mesh = tensor.device_mesh.mesh.tolist()
+    sizes = tuple(tensor.device_mesh.mesh.shape)
+    forms = _forms(tensor, sizes)
+    shape = tuple(tensor.shape)
+
+    def read(reading: Reading) -> Layout:
+        return Layout.from_mesh(
+            shape=shape, dtype=dtype, mesh=mesh, placements=forms, reading=reading
+        )
+
+    first = read("order")
+    if _reads_alike(first):
+        return (first,)
+    second = read("index")
+    return (first,) if _same_pieces(first, second) else (first, second)
+
+
+def mask_of(readings: tuple[Layout, ...], tensor: torch.Tensor) -> int:
+    """Which readings fit the caller's local tensor: bit i for the i-th."""
+    return sum(fits(layout, tensor) << i for i, layout in enumerate(readings))
+
+
+def common_readings(
+    masks: Sequence[int], channel: Channel, *, timeout_s: float | None = None
+) -> list[int]:
+    """For each tensor the readings that fit on all ranks, as a mask. Collective."""
+    row = bytes(masks).ljust(-(-len(masks) // NBYTES) * NBYTES, b"\0")
+    rows = channel.all_gather(row, timeout_s=timeout_s)
+    return [reduce(and_, column) for column in zip(*rows, strict=True)][: len(masks)]
+
+
+def settled(found: Mapping[str, tuple[Layout, ...]], common: Sequence[int]) -> dict[str, Layout]:
+    """For each key the first reading that all ranks have in common; PlanError where none is.
+
+    A key without readings here counts among the errors alone, which are thus the same on all
+    ranks.
+    """
+    text = "the local shapes of the ranks fit neither reading of its strided placement"
+    chosen: dict[str, Layout] = {}
+    problems = []
+    for (key, readings), mask in zip(found.items(), common, strict=True):
+        if not mask:
             problems.append(Problem(key, "layout", text))
-        else:
-            chosen[key] = found[key][0 if common & 1 else 1]
+        elif readings:
+            chosen[key] = readings[0 if mask & 1 else 1]
     if problems:
         raise PlanError(problems)
     return chosen
 
 
-def _candidates(tensor: torch.Tensor, ranks: tuple[int, ...]) -> tuple[Layout, ...]:
-    """Every layout that the tensor's own description allows: one, or two that differ."""
-    dtype = dtype_name(tensor.dtype)
-    if not is_dtensor(tensor):
-        return (Layout.replicated(shape=tuple(tensor.shape), dtype=dtype, ranks=ranks),)
-    placed = cast("DTensor", tensor)
-    mesh = placed.device_mesh.mesh.tolist()
-    sizes = tuple(placed.device_mesh.mesh.shape)
-    forms = _forms(placed, sizes)
-    first, second = (
-        Layout.from_mesh(
-            shape=tuple(placed.shape), dtype=dtype, mesh=mesh, placements=forms, reading=reading
-        )
-        for reading in _READINGS
+def _text_of(layout: Layout) -> str:
+    """What must be equal on all ranks; the ranks of a large mesh stand in it as a digest."""
+    form = layout.form
+    ranks = "" if form is None else digest16(str(form.ranks))[:4].hex()
+    return f"{layout!r} {ranks}"
+
+
+def _reads_alike(layout: Layout) -> bool:
+    """Whether a glance tells that there is one reading: no cut is strided, or all are even."""
+    form = layout.form
+    if form is None or all(placement.split_factor == 1 for placement in form.placements):
+        return True
+    return all(
+        n % prod(k for k, p in zip(form.sizes, form.placements, strict=True) if p.dim == dim) == 0
+        for dim, n in enumerate(layout.shape)
     )
-    if not any(form.startswith("_S") for form in forms) or _same_pieces(first, second):
-        return (first,)
-    return (first, second)
 
 
 def _same_pieces(first: Layout, second: Layout) -> bool:
@@ -178,13 +221,15 @@ def _forms(tensor: DTensor, sizes: tuple[int, ...]) -> list[str]:
         if placement.is_partial():
             text = f"axis {axis} is {placement}: sum it first (redistribute to Replicate or Shard)"
             raise PlanError(Problem("placements", "partial", text))
-        dim = getattr(placement, "dim", None)
         # A strided placement was a kind of Shard before torch 2.10: look at what it carries.
-        factor = getattr(placement, "split_factor", None)
-        if dim is None:
+        dim, factor = getattr(placement, "dim", None), getattr(placement, "split_factor", 1)
+        if placement.is_replicate():
             forms.append("R")
+        elif isinstance(dim, int) and isinstance(factor, int):
+            forms.append(str(Placement(dim % max(1, tensor.ndim), factor)))
         else:
-            forms.append(str(Placement(int(dim), int(factor or 1))))
+            text = f"axis {axis} is {placement}, which is not known here"
+            raise PlanError(Problem("placements", "placement", text))
     return _ordered(forms, getattr(tensor._spec, "shard_order", None), sizes)
 
 
@@ -200,11 +245,11 @@ def _ordered(forms: list[str], order: object, sizes: tuple[int, ...]) -> list[st
     return forms
 
 
-def _fits(layout: Layout, tensor: torch.Tensor) -> bool:
+def fits(layout: Layout, tensor: torch.Tensor) -> bool:
     """Whether the caller's local tensor has the shape that the layout gives it."""
     if not is_dtensor(tensor):
         return True
-    rank = _own_rank(cast("DTensor", tensor), layout)
+    rank = _own_rank(tensor, layout)
     local = tuple(local_tensor(tensor).shape)
     if rank is None:
         return prod(local) == 0

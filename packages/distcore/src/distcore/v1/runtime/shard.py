@@ -21,36 +21,40 @@ class Shard:
     """A local tensor, and the pieces of the global tensor that lie in it.
 
     The tensor is not copied: what is received is written into it, whatever its strides, also
-    where it is a Parameter.
+    where it is a Parameter. PlanError where it has no memory of its own (sparse, quantized, on
+    the meta device), and where pieces lie outside the tensor or overlap.
     """
 
     data: torch.Tensor
     pieces: tuple[Piece, ...]
-    _bits: torch.Tensor = field(init=False, repr=False, compare=False)
+    _is_whole: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if is_dtensor(self.data):
-            raise PlanError(Problem("data", "type", "give the DTensor itself, not a Shard of it"))
-        object.__setattr__(self, "pieces", tuple(self.pieces))
-        object.__setattr__(self, "data", self.data.detach())
-        object.__setattr__(self, "_bits", _bits_of(self.data))
-        whole = Region.of_shape(tuple(self.data.shape))
-        problems = [
-            Problem("pieces", "bounds", f"{piece} lies outside the local shape {whole.stop}")
-            for piece in self.pieces
-            if piece.region.ndim != whole.ndim or not whole.contains(piece.local)
-        ]
+        problems = _data_problems(self.data)
         if problems:
             raise PlanError(problems)
+        data, pieces = self.data, tuple(self.pieces)
+        shape = tuple(data.shape)
+        is_whole = len(pieces) == 1 and _is_whole(pieces[0], shape)
+        if not is_whole:
+            _check_pieces(pieces, shape)
+        object.__setattr__(self, "pieces", pieces)
+        if data.requires_grad:
+            object.__setattr__(self, "data", data.detach())
+        object.__setattr__(self, "_is_whole", is_whole)
 
     @classmethod
     def of(cls, value: torch.Tensor | Shard, rank: int, layout: Layout | None = None) -> Shard:
         """The Shard of `rank`: of a DTensor its local part, of a plain tensor the whole.
 
-        `layout` may be given where it is known already.
+        `layout` may be given where it is known already. Without it a DTensor's own description
+        is read as `layout_of` does; where it can be read in two ways, `layouts_of` finds out.
         """
         if isinstance(value, Shard):
             return value
+        if not isinstance(value, torch.Tensor):
+            text = f"expected a Tensor, a DTensor or a Shard, got a {type(value).__name__}"
+            raise PlanError(Problem("data", "type", text))
         if layout is None and not is_dtensor(value):
             whole = Region.of_shape(tuple(value.shape))
             return cls(value, (Piece(whole, whole.start),))
@@ -64,62 +68,83 @@ class Shard:
 
     def holds(self, region: Region) -> bool:
         """Whether every element of `region` lies in the pieces."""
-        if any(piece.region.contains(region) for piece in self.pieces):
-            return True
-        common = [piece.region.intersect(region) for piece in self.pieces]
-        return sum(box.numel for box in common if box is not None) == region.numel
+        return self.find(region) is not None
 
     def box(self, region: Region) -> Box:
-        """The bytes of `region`, which must lie in the pieces."""
+        """The bytes of `region`; PlanError where not every element of it lies in the pieces."""
+        box = self.find(region)
+        if box is None:
+            held = ", ".join(str(piece.region) for piece in self.pieces[:4]) or "nothing"
+            raise PlanError(Problem("region", "region", f"expected {region}, but holds {held}"))
+        return box
+
+    def find(self, region: Region) -> Box | None:
+        """The bytes of `region`, or None where not every element of it lies in the pieces."""
+        if len(region.start) != self.data.ndim:
+            return None
         for piece in self.pieces:
-            if piece.region.contains(region):
-                view = self._bits
-                if piece.region != region or piece.local.shape != tuple(view.shape):
-                    view = view[_place_of(piece, region).slices()]
+            if piece.region is region or piece.region == region:
+                view = self.data if self._is_whole else self.data[piece.local.slices()]
                 return Box(region, ((region, view),))
-        views = []
+            if piece.region.contains(region):
+                return Box(region, ((region, self.data[_place_of(piece, region).slices()]),))
+        views, numel = [], 0
         for piece in self.pieces:
             common = piece.region.intersect(region)
             if common is not None:
-                views.append((common, self._bits[_place_of(piece, common).slices()]))
-        return Box(region, tuple(views))
+                views.append((common, self.data[_place_of(piece, common).slices()]))
+                numel += common.numel
+        return Box(region, tuple(views)) if numel == region.numel else None
 
 
-def _place_of(piece: Piece, region: Region) -> Region:
-    offset = tuple(place - low for place, low in zip(piece.place, piece.region.start, strict=True))
-    return region.translate(offset)
-
-
-@dataclass(frozen=True, slots=True)
 class Box:
     """The elements of one Region, as views of a local tensor: one, or several side by side."""
 
+    __slots__ = ("_memory", "region", "views")
+
     region: Region
     views: tuple[tuple[Region, torch.Tensor], ...]
+    _memory: torch.Tensor | None
+
+    def __init__(self, region: Region, views: tuple[tuple[Region, torch.Tensor], ...]) -> None:
+        self.region = region
+        self.views = views
+        self._memory = _memory_of(views[0][1]) if len(views) == 1 else None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+        if self._memory is not None:
+            return self._memory.numel()
+        return sum(view.numel() * view.element_size() for _, view in self.views)
 
     def flat(self, device: str) -> torch.Tensor | None:
         """The bytes as they lie in memory, or None where they are not in order or elsewhere."""
-        if len(self.views) != 1:
-            return None
-        view = self.views[0][1]
-        if not view.is_contiguous() or view.is_conj() or view.is_neg():
-            return None
-        if view.device.type != torch.device(device).type:
-            return None
-        return view.reshape(-1).view(torch.uint8)
+        memory = self._memory
+        if memory is None or (memory.is_cpu and device == "cpu"):
+            return memory
+        wanted = torch.device(device)
+        same = memory.device.type == wanted.type and wanted.index in (None, memory.device.index)
+        return memory if same else None
 
     def read_into(self, staging: torch.Tensor) -> None:
         """Copy the elements, in row-major order, into `staging` (flat uint8)."""
         for region, view in self.views:
-            self._at(staging, view.dtype, region).copy_(view, non_blocking=False)
+            bits = _bits_of(view)
+            self._at(staging, bits.dtype, region).copy_(bits)
 
     def write_from(self, staging: torch.Tensor) -> None:
         """Copy the elements out of `staging` (flat uint8), where they lie in row-major order."""
         for region, view in self.views:
-            view.copy_(self._at(staging, view.dtype, region))
+            bits = _bits_of(view)
+            bits.copy_(self._at(staging, bits.dtype, region))
 
     def copy_from(self, other: Box) -> None:
-        """Copy the elements of another Box of the same Region."""
+        """Copy the elements of another Box of the same Region and dtype."""
+        if self._memory is not None and other._memory is not None:
+            if self._memory.data_ptr() != other._memory.data_ptr():
+                self._memory.copy_(other._memory)
+            return
         for region, view in self.views:
             for source_region, source in other.views:
                 common = region.intersect(source_region)
@@ -128,11 +153,49 @@ class Box:
                 target = view[common.relative_to(region).slices()]
                 origin = source[common.relative_to(source_region).slices()]
                 if not _is_same(target, origin):
-                    target.copy_(origin)
+                    _copy(target, origin)
 
     def _at(self, staging: torch.Tensor, dtype: torch.dtype, region: Region) -> torch.Tensor:
         whole = staging.view(dtype).view(self.region.shape)
         return whole[region.relative_to(self.region).slices()]
+
+
+def _place_of(piece: Piece, region: Region) -> Region:
+    offset = tuple(place - low for place, low in zip(piece.place, piece.region.start, strict=True))
+    return region.translate(offset)
+
+
+def _is_whole(piece: Piece, shape: tuple[int, ...]) -> bool:
+    """Whether a piece begins at the origin, globally and locally, and fills the tensor."""
+    return piece.region.stop == shape and not any(piece.region.start) and not any(piece.place)
+
+
+def _data_problems(data: torch.Tensor) -> list[Problem]:
+    if not isinstance(data, torch.Tensor):
+        return [Problem("data", "type", f"expected a Tensor, got a {type(data).__name__}")]
+    if is_dtensor(data):
+        return [Problem("data", "type", "give the DTensor itself, not a Shard of it")]
+    # torch ends the process where the memory of a quantized tensor is viewed.
+    if data.layout is not torch.strided or data.is_quantized or data.is_meta or data.is_nested:
+        kind = "quantized" if data.is_quantized else "nested" if data.is_nested else data.layout
+        text = f"expected a dense tensor with memory, got one that is {kind} on {data.device}"
+        return [Problem("data", "layout", text)]
+    return []
+
+
+def _check_pieces(pieces: tuple[Piece, ...], shape: tuple[int, ...]) -> None:
+    """PlanError where pieces lie outside the local `shape`, or overlap."""
+    whole = Region.of_shape(shape)
+    problems = [
+        Problem("pieces", "bounds", f"{piece} lies outside the local shape {shape}")
+        for piece in pieces
+        if piece.region.ndim != whole.ndim or not whole.contains(piece.local)
+    ]
+    if problems:
+        raise PlanError(problems)
+    if len(pieces) > 1:
+        around = tuple(map(max, zip(*(piece.region.stop for piece in pieces), strict=True)))
+        Layout(shape=around, dtype="uint8", pieces={0: pieces})
 
 
 def _bits_of(data: torch.Tensor) -> torch.Tensor:
@@ -143,9 +206,26 @@ def _bits_of(data: torch.Tensor) -> torch.Tensor:
     return data.view(dtype)
 
 
+def _memory_of(view: torch.Tensor) -> torch.Tensor | None:
+    """The bytes of a view, flat, where they lie in row-major order."""
+    if not view.is_contiguous() or view.is_conj() or view.is_neg():
+        return None
+    # One element lies in order whatever its strides, but bytes are viewed at stride 1 only.
+    return view.as_strided((view.numel(),), (1,)).view(torch.uint8)
+
+
+def _copy(target: torch.Tensor, origin: torch.Tensor) -> None:
+    """Copy elements of one dtype; only where both are plain memory may they go as integers."""
+    if not (target.is_conj() or target.is_neg() or origin.is_conj() or origin.is_neg()):
+        target, origin = _bits_of(target), _bits_of(origin)
+    target.copy_(origin)
+
+
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (
         one.data_ptr() == other.data_ptr()
         and one.stride() == other.stride()
         and one.device == other.device
+        and one.is_conj() == other.is_conj()
+        and one.is_neg() == other.is_neg()
     )
