@@ -23,7 +23,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from bert import Bert, BertConfig
-from rich import box
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
@@ -122,7 +121,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def embed(model: Bert, source: Source) -> Tensor:
-    with torch.inference_mode():
+    with torch.no_grad():
         return model(*encode(source.directory)).float()
 
 
@@ -151,14 +150,14 @@ def traffic_table(rows: Tensor, report: LoadReport, title: str) -> Table:
 
     What a rank must read or send depends on the others, so there its least is an even share.
     """
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    # Without lines, so that eight columns of bytes fit into 80 characters.
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for name in ("rank", "read", "least", "sent", "least", "received", "least", "seconds"):
         table.add_column(name, justify="right", style="dim" if name == "least" else "")
     received = rows[:, 3].sum().item()
     for rank, (read, sent, got, least, _, seconds, *_) in enumerate(rows.tolist()):
         figures = [read, report.lower_bound_read / len(rows), sent, received / len(rows)]
         table.add_row(str(rank), *map(shown, [*figures, got, least]), f"{seconds:.3f}")
-    table.add_section()
     read, sent, got, *_ = rows.sum(0).tolist()
     figures = [read, report.lower_bound_read, sent, received, got, received]
     table.add_row("all", *map(shown, figures), f"{rows[:, 5].max():.3f}", style="bold")
@@ -186,10 +185,11 @@ def verdicts(rows: Tensor, report: LoadReport) -> list[tuple[str, bool]]:
 
 
 def print_pairs(console: Console, embeddings: Tensor) -> None:
-    table = Table(title="Sentences most alike", title_justify="left", show_header=False)
+    table = Table(title="Sentences most alike", title_justify="left", show_header=False, box=None)
     for cosine, first, second in closest_pairs(embeddings, 4):
-        table.add_row(f"{cosine:.3f}", f"{SENTENCES[first]}\n{SENTENCES[second]}")
-    console.print(table)
+        table.add_row(f"{cosine:.3f}", SENTENCES[first])
+        table.add_row("", SENTENCES[second])
+    console.print(table, "")
 
 
 def run(source: Source) -> int:
@@ -209,8 +209,8 @@ def run(source: Source) -> int:
     rows = gathered(report, wrong, distance)
     copies, shards = mesh.shape
     size = decimal(report.lower_bound_read)
-    title = f"{len(whole)} tensors, {size}, into {copies} replicas of {shards} shards"
-    console.print(traffic_table(rows, report, title))
+    title = f"Bytes of {len(whole)} tensors, {size}, into {copies} x {shards} (replicas x shards)"
+    console.print(traffic_table(rows, report, title), "")
     print_pairs(console, embeddings)
     found = verdicts(rows, report)
     for text, holds in found:

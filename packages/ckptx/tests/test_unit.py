@@ -38,8 +38,8 @@ def test_a_cut_keeps_every_element_in_order(data: st.DataObject) -> None:
 
 def test_whole_rows_are_read_into_place() -> None:
     cell = Cell(Region((2, 0), (5, 8)), (0, 1))
-    units, holes = units_of("w", stored(10, 8), [cell], min_run=1 << 20)
-    assert holes == []
+    units, astray = units_of("w", stored(10, 8), [cell], min_run=1 << 20)
+    assert astray == []
     (unit,) = units
     assert (unit.region, unit.staged, unit.nbytes) == (cell.region, False, 96)
     assert unit.offset == 100 + 2 * 8 * 4
@@ -82,16 +82,23 @@ def test_a_cover_grows_no_further_than_it_must() -> None:
 def test_elements_that_no_chunk_holds_are_told() -> None:
     half = Chunk(Region((0,), (4,)), "file", 0)
     cell = Cell(Region((0,), (8,)), (0,))
-    units, holes = units_of("w", StoredTensor((8,), "int8", (half,)), [cell], min_run=1)
-    assert holes == [cell]
+    units, astray = units_of("w", StoredTensor((8,), "int8", (half,)), [cell], min_run=1)
+    assert astray == [cell]
     assert [unit.region for unit in units] == [half.region]
+
+
+def test_elements_that_two_chunks_hold_are_told() -> None:
+    chunks = tuple(Chunk(Region((0,), (8,)), file, 0) for file in ("one", "two"))
+    cells = [Cell(Region((0,), (8,)), (0,)), Cell(Region((2,), (3,)), (1,))]
+    _, astray = units_of("w", StoredTensor((8,), "int8", chunks), cells, min_run=1)
+    assert astray == cells
 
 
 def test_a_cell_over_several_chunks() -> None:
     chunks = tuple(Chunk(Region((i,), (i + 4,)), f"f{i}", 10) for i in (0, 4))
     cell = Cell(Region((2,), (7,)), (0,))
-    units, holes = units_of("w", StoredTensor((8,), "int16", chunks), [cell], min_run=1)
-    assert holes == []
+    units, astray = units_of("w", StoredTensor((8,), "int16", chunks), [cell], min_run=1)
+    assert astray == []
     assert [(unit.chunk.file, unit.region, unit.offset) for unit in units] == [
         ("f0", Region((2,), (4,)), 14),
         ("f4", Region((4,), (7,)), 10),

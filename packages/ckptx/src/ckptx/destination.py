@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -12,7 +12,7 @@ from distcore.v1 import Layout, Problem
 from distcore.v1.runtime import is_dtensor, layout_of
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor  # noqa: TID251 - only a type
+    pass
 
 StateDict: TypeAlias = Mapping[str, object]
 
@@ -106,7 +106,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     if not is_dtensor(tensor):
         return tensor
     with torch.no_grad():
-        return cast("DTensor", tensor).to_local()
+        return tensor.to_local()
 
 
 def _misfit(key: str, tensor: torch.Tensor, layout: Layout, rank: int) -> list[Problem]:

@@ -61,7 +61,8 @@ def load(
             where there is none.
         strict: whether a key that only one of state dict and checkpoint has is an error.
             Otherwise it is left alone and listed in the report.
-        layouts: for tensors that are parts of larger ones but no DTensors: the layout by key.
+        layouts: for tensors that are parts of larger ones but no DTensors: the layout by key. A
+            rank that has no part in one gives an empty tensor under its key.
         max_staging_bytes: memory that may be held beside the tensors, per rank; 128 KiB at least.
         same_host: whether ranks on one host exchange through memory.
         verify: `"xxh3"` proves what was exchanged by a digest.

@@ -98,7 +98,8 @@ def plan_load(
 
     Sizes are in bytes. Ranks of a layout that are not in `ranks` are left out. Raises
     CheckpointPlanError with everything that does not fit: a key, a shape or a dtype that the
-    checkpoint has not, and elements that a rank needs and no chunk holds.
+    checkpoint has not, and elements that a rank needs and that no chunk holds, or
+    more than one.
     """
     keys = sorted(needs)
     problems = [p for key in keys for p in check(key, needs[key], stored.get(key))]
@@ -111,12 +112,10 @@ def plan_load(
         # A model has few shapes and placements, however many tensors.
         kind = (layout.shape, layout.form) if layout.form else key
         cells = seen.get(kind) or seen.setdefault(kind, cells_of(layout, ranks))
-        found, holes = units_of(key, stored[key], cells, min_run)
+        found, astray = units_of(key, stored[key], cells, min_run)
         problems += [
-            Problem(
-                key, "hole", f"no file holds all of {hole.region}, which ranks {hole.ranks} need"
-            )
-            for hole in holes
+            Problem(key, "coverage", f"{c.region}, which ranks {c.ranks} need, is not stored once")
+            for c in astray
         ]
         units += found
         for cell in cells:
@@ -242,10 +241,11 @@ def _built(
     transfers: list[Transfer] = []
     own = dict.fromkeys(needed, 0)
     for rank, unit in assigned:
-        for cell in unit.cells:
-            own[rank] += cell.region.numel * unit.itemsize * (rank in cell.ranks)
         if unit.staged:
+            for cell in unit.cells:
+                own[rank] += cell.region.numel * unit.itemsize * (rank in cell.ranks)
             continue
+        own[rank] += unit.nbytes
         reads.setdefault(rank, []).append(Read(unit.key, unit.region, unit.chunk, unit.nbytes))
         (cell,) = unit.cells
         transfers += [

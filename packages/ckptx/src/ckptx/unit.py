@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ckptx.cell import Cell
 from ckptx.stored import Chunk, StoredTensor, position, runs
@@ -17,6 +17,7 @@ class Unit:
     A unit that is not `staged` has one cell, which is the region itself: it is read straight into
     the reader's own place. A staged unit covers cells that lie in the file in runs too short to
     be read one by one; it is read whole, and every rank, the reader too, gets its part from there.
+    `nbytes` are read for it, from byte `offset` of the file on.
     """
 
     key: str
@@ -25,21 +26,19 @@ class Unit:
     cells: tuple[Cell, ...]
     itemsize: int
     staged: bool
+    nbytes: int = field(init=False)
+    offset: int = field(init=False)
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes that are read for it."""
-        return self.region.numel * self.itemsize
-
-    @property
-    def offset(self) -> int:
-        """The byte of the file at which the region begins."""
+    def __post_init__(self) -> None:
         place = position(self.region.start, self.chunk.region)
-        return self.chunk.offset + place * self.itemsize
+        object.__setattr__(self, "nbytes", self.region.numel * self.itemsize)
+        object.__setattr__(self, "offset", self.chunk.offset + place * self.itemsize)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Every rank that needs something of it, in the order of their first cells."""
+        if len(self.cells) == 1:
+            return self.cells[0].ranks
         return tuple(dict.fromkeys(rank for cell in self.cells for rank in cell.ranks))
 
     def part(self, region: Region) -> Unit:
@@ -89,22 +88,24 @@ def cut_box(box: Region, numel: int, grain: int) -> tuple[list[Region], list[Reg
 def units_of(
     key: str, stored: StoredTensor, cells: Iterable[Cell], min_run: int
 ) -> tuple[list[Unit], list[Cell]]:
-    """How the cells of one tensor are read: the units, and the cells that no chunk holds whole.
+    """How the cells of one tensor are read: the units, and the cells not held exactly once.
 
     A cell in one run, or in runs of at least `min_run` bytes, is a unit of its own. Others are
     covered by boxes of whole rows, unless less than half of such a box is wanted.
     """
     size = itemsize(stored.dtype)
-    units, holes = [], []
+    units, astray = [], []
     short: dict[tuple[Chunk, Region], list[Cell]] = {}
     for cell in cells:
-        left = cell.region.numel
+        left = numel = cell.region.numel
         for chunk in stored.chunks:
             region = cell.region.intersect(chunk.region)
             if region is None:
                 continue
-            left -= region.numel
-            part = Cell(region, cell.ranks)
+            if region == cell.region:
+                left, part = left - numel, cell
+            else:
+                left, part = left - region.numel, Cell(region, cell.ranks)
             count, length = runs(region, chunk.region)
             if count == 1 or length * size >= min_run:
                 units.append(Unit(key, chunk, region, (part,), size, staged=False))
@@ -112,10 +113,10 @@ def units_of(
                 cover = _cover(region, chunk.region, -(-min_run // size))
                 short.setdefault((chunk, cover), []).append(part)
         if left:
-            holes.append(cell)
+            astray.append(cell)
     for (chunk, cover), parts in short.items():
         units.extend(_covering(key, chunk, cover, tuple(parts), size))
-    return units, holes
+    return units, astray
 
 
 def _covering(

@@ -252,6 +252,25 @@ def test_not_strict_leaves_the_rest_alone_and_lists_it(file: Path) -> None:
         assert report.lower_bound_read == WEIGHTS["embed"].nbytes
 
 
+@pytest.mark.gpu
+def test_tensors_on_a_cuda_device_are_filled(tmp_path: Path) -> None:
+    """Over a gloo group: bytes go through bounded staging on both ends."""
+    whole = {"w": numbered((300, 70)), "scale": numbered((9,), torch.float8_e4m3fn)}
+    save_file(whole, tmp_path / "x.safetensors")
+    layout = Layout.from_mesh(shape=(300, 70), dtype="float32", mesh=[0, 1], placements=["S(1)"])
+
+    def job(channel: Channel) -> None:
+        part = torch.zeros(layout.local_shape(channel.rank), device="cuda")
+        state = {"w": part, "scale": torch.zeros(9, device="cuda").to(torch.float8_e4m3fn)}
+        ckptx.load(
+            state, tmp_path, group=channel, layouts={"w": layout}, max_staging_bytes=128 << 10
+        )
+        assert torch.equal(part.cpu(), whole["w"][layout.pieces(channel.rank)[0].region.slices()])
+        assert bits(state["scale"].cpu()) == bits(whole["scale"])
+
+    rank_threads(2, job).values()
+
+
 class Untouched:
     """A state dict of ones, and the proof that it still is one."""
 

