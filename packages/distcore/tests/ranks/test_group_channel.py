@@ -117,6 +117,18 @@ def test_global_ranks_may_be_given_for_a_group_outside_the_default_world() -> No
     assert rank_threads(2, named).values() == ((7, (7, 3), (b"\3",)), (3, (7, 3), (b"\7",)))
 
 
+def test_a_message_that_was_dropped_breaks_the_channel() -> None:
+    """Else the next message would be taken for it."""
+
+    def drop(channel: Channel) -> None:
+        pending = channel.start([], [Message(1 - channel.rank, (filled(0, 4),))])
+        del pending
+        channel.all_gather(b"row")
+
+    for error in rank_threads(2, drop).raised(ChannelError, within_s=3):
+        assert "dropped before it was waited for" in str(error)
+
+
 class FakeWork:
     """A work in the manner of torchft: wait takes an optional timeout and says True."""
 

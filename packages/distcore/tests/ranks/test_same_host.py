@@ -266,6 +266,22 @@ def test_a_rank_that_fails_between_start_and_wait_is_told_at_once(mode: str) -> 
     rank_threads(2, rank_zero_fails).raised(ChannelError, within_s=3)
 
 
+def test_what_lies_in_the_segment_outlives_its_sender() -> None:
+    nbytes = shared_segment.NUM_SLOTS * shared_segment.SLOT_NBYTES
+
+    def send_and_leave(channel: Channel) -> bool:
+        with with_same_host(channel, mode="segment") as short:
+            if short.rank == 0:
+                short.start([Message(1, (filled(1, nbytes),))], [], timeout_s=5).wait()
+                return True
+            time.sleep(0.3)
+            got = filled(0, nbytes)
+            short.start([], [Message(0, (got,))], timeout_s=5).wait()
+            return bool((got == 1).all())
+
+    assert rank_threads(2, send_and_leave).values() == (True, True)
+
+
 @pytest.mark.parametrize("mode", SHORT)
 def test_buffers_of_a_dropped_receive_are_not_written_late(mode: str) -> None:
     """Their memory may be somebody else's by then."""

@@ -57,11 +57,15 @@ def test_an_end_sees_that_the_other_has_shut_even_with_frames_unread(ends: Ends)
     assert not ends[0].is_open()
 
 
-def test_sending_to_an_end_that_is_gone_loses_the_link(ends: Ends) -> None:
+def test_what_an_end_that_is_gone_had_said_is_still_heard(ends: Ends) -> None:
+    ends[1].send(ROW, payload=b"last")
     ends[1].close()
-    ends[0].send(ROW, payload=b"row")
-    assert ends[0].lost
+    ends[0].send(FILLED, nbytes=1)
     assert not ends[0].has_output
+    assert not ends[0].lost
+    assert ends[0].receive() == [Frame(ROW, 0, 0, b"last")]
+    assert ends[0].receive() == []
+    assert ends[0].lost
 
 
 def test_a_forked_child_cannot_end_the_link(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:

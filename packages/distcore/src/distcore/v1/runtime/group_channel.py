@@ -13,9 +13,9 @@ from __future__ import annotations
 import copy
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from types import FunctionType
 from typing import Protocol, cast
@@ -195,7 +195,7 @@ class GroupChannel:
         check_peers(self, sends, receives)
         outgoing, incoming = self._by_position(sends), self._by_position(receives)
         deadline = self._deadline(timeout_s)
-        pending = _Works(self, deadline, [])
+        pending = _Works(self, deadline)
         if not outgoing and not incoming:
             return pending
         self._refuse_if_broken()
@@ -207,7 +207,7 @@ class GroupChannel:
             for group in cut_groups(self._index, self.size, outgoing, incoming):
                 with self.carried(None, deadline):
                     works = coalesce(group)
-                pending.works += [(None, work) for work in works]
+                pending.works.extend((None, work) for work in works)
         else:
             for operation in in_pair_order(self._index, outgoing, incoming):
                 pending.works.append((operation.peer, self._post(operation, deadline)))
@@ -235,10 +235,15 @@ class GroupChannel:
             who = f"ranks {list(self._ranks)}" if peer is None else f"rank {peer}"
             reason = _reason(error)
             text = f"rank {self.rank}: the exchange with {who} failed: {reason}"
-            self._broken = text
+            self.give_up(text)
             if _ran_out(error, deadline):
                 raise ChannelTimeout(text, peer=peer, usable=False) from error
             raise ChannelError(text, peer=peer, usable=False) from error
+
+    def give_up(self, reason: str) -> None:
+        """Make every later call raise: what the peers sent and what we expect no longer fit."""
+        if self._broken is None:
+            self._broken = reason
 
     def _refuse_if_broken(self) -> None:
         if self._broken is not None:
@@ -286,19 +291,24 @@ class GroupChannel:
         return [slot.numpy().tobytes() for slot in torch.stack(slots).cpu()]
 
 
-@dataclass(slots=True)
 class _Works:
     """Operations under way; each with its peer's position where there is one."""
 
-    channel: GroupChannel
-    deadline: float | None
-    works: list[tuple[int | None, TensorWork]]
+    def __init__(self, channel: GroupChannel, deadline: float | None) -> None:
+        self.works: deque[tuple[int | None, TensorWork]] = deque()
+        self._channel = channel
+        self._deadline = deadline
 
     def wait(self) -> None:
         """Return when every operation is done; where one fails, the others are given up."""
-        works, self.works = self.works, []
-        for peer, work in works:
-            self.channel.finish(peer, work, self.deadline)
+        while self.works:
+            self._channel.finish(*self.works[0], self._deadline)
+            self.works.popleft()
+
+    def __del__(self) -> None:
+        # A later message would be taken for the one that nobody received.
+        if self.works:
+            self._channel.give_up("a message was dropped before it was waited for")
 
 
 def _receives_first(

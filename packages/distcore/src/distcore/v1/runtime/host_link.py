@@ -6,6 +6,7 @@ lives. What a rank closes, the kernel closes for it when it dies: the other end 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -41,6 +42,7 @@ class HostLink:
     def __init__(self, peer: int, connection: socket.socket) -> None:
         self.peer = peer
         self.lost = False
+        self._deaf = False  # the other end takes nothing more, but may have said something
         self._socket = connection
         self._socket.setblocking(False)
         self._out = bytearray()
@@ -56,7 +58,7 @@ class HostLink:
     @property
     def has_output(self) -> bool:
         """Whether bytes wait for room in the socket."""
-        return bool(self._out) and not self.lost
+        return bool(self._out)
 
     def send(self, kind: int, *, number: int = 0, nbytes: int = 0, payload: bytes = b"") -> None:
         """Send a frame now, or keep it until the next `flush`."""
@@ -66,14 +68,14 @@ class HostLink:
 
     def flush(self) -> None:
         """Send as much of the waiting bytes as the socket takes."""
-        while self._out and not self.lost:
+        while self._out:
             try:
-                sent = self._socket.send(self._out)
+                sent = len(self._out) if self._deaf else self._socket.send(self._out)
             except BlockingIOError:
                 return
             except OSError:  # closed by the other end, or reset because it died
-                self.lost = True
-                return
+                self._deaf = True
+                continue
             del self._out[:sent]
 
     def receive(self) -> list[Frame]:
@@ -117,11 +119,10 @@ class HostLink:
         """Tell the other end that nothing more will come; the socket stays ours to close."""
         # A forked child shares the connection: it may drop its copy, but not end the parent's.
         if self._socket.fileno() >= 0 and os.getpid() == self._owner:
-            try:
+            with contextlib.suppress(OSError):  # the other end was faster
                 self._socket.shutdown(socket.SHUT_RDWR)
-            except OSError:  # the other end was faster
-                self.lost = True
-        self.lost = True
+        self.lost = self._deaf = True
+        self._out.clear()
 
     def close(self) -> None:
         """Shut the link and give the socket back."""
