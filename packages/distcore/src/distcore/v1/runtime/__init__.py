@@ -15,12 +15,14 @@ from distcore.v1.runtime.group_channel import GroupChannel
 # Tensors
 from distcore.v1.runtime.layouts import dtype_name, is_dtensor, layout_of, layouts_of, torch_dtype
 from distcore.v1.runtime.report import ExecuteReport
+from distcore.v1.runtime.same_host import SameHostChannel, with_same_host
 from distcore.v1.runtime.shard import Shard
 
 __all__ = [
     "ExecuteReport",
     "Executor",
     "GroupChannel",
+    "SameHostChannel",
     "Shard",
     "agree",
     "dtype_name",
@@ -30,4 +32,5 @@ __all__ = [
     "layouts_of",
     "run_together",
     "torch_dtype",
+    "with_same_host",
 ]
