@@ -59,18 +59,28 @@ def test_metadata_and_padding_are_taken(tmp_path: Path) -> None:
     assert list(header.tensors) == ["a"]
 
 
-def test_every_dtype_that_the_library_writes(tmp_path: Path) -> None:
-    tensors = {
-        word: torch.zeros(3, dtype=torch.uint8).view(torch.uint8)
-        if name == "uint8"
-        else torch.empty(3 * itemsize(name), dtype=torch.uint8).view(getattr(torch, name))
-        for word, name in DTYPES.items()
-    }
+def zeros(count: int, name: str) -> torch.Tensor:
+    return torch.zeros(count * itemsize(name), dtype=torch.uint8).view(getattr(torch, name))
+
+
+def test_every_dtype_as_the_library_writes_it(tmp_path: Path) -> None:
+    young = {"F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"}  # not in every release of the library
+    names = {word: name for word, name in DTYPES.items() if word not in young}
     file = str(tmp_path / "x.safetensors")
-    save_file(tensors, file)
+    save_file({word: zeros(3, name) for word, name in names.items()}, file)
     with FileReader() as reader:
         header = read_header(reader, file)
-    assert {word: stored.dtype for word, stored in header.tensors.items()} == dict(DTYPES)
+    assert {word: stored.dtype for word, stored in header.tensors.items()} == names
+
+
+@pytest.mark.parametrize(("word", "name"), DTYPES.items())
+def test_every_dtype_has_its_size(tmp_path: Path, word: str, name: str) -> None:
+    nbytes = 5 * itemsize(name)
+    file = tmp_path / "x"
+    file.write_bytes(file_of({"a": entry(word, [5], 0, nbytes)}, bytes(nbytes)))
+    with FileReader() as reader:
+        stored = read_header(reader, str(file)).tensors["a"]
+    assert (stored.dtype, stored.nbytes) == (name, zeros(5, name).nbytes)
 
 
 F32 = entry("F32", [2], 0, 8)
