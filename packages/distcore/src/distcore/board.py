@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -30,6 +31,7 @@ T = TypeVar("T")
 
 _FAILURE: Final = "distcore/failure"
 _PLACE: Final = "distcore/place/"
+_IDLE_SHARE: Final = 20
 _TRACEBACK_CHARACTERS: Final = 20_000
 
 
@@ -64,8 +66,9 @@ class Board:
         self.failure: Failure | None = None
         self._store = store
         self._shared: Callable[[], BaseException | None] = lambda: None
+        self._unwritten: str | None = ""
+        self._write_after = 0.0
         self.retract()  # what this rank said in a former group on the same store
-        self.place("")
 
     def report(self, scope: str, error: BaseException) -> None:
         """Tell all ranks that this one failed. Where another has failed before, that one stays."""
@@ -90,14 +93,21 @@ class Board:
 
     def look(self) -> Failure | None:
         """The first failure that was reported, if there is one. One short question to the store."""
+        self._write_place()
         if self.failure is None:
             text = self._read(_FAILURE)
             self.failure = _failure(text) if text else None
         return self.failure
 
     def place(self, text: str) -> None:
-        """Write where this rank is. Does not wait for an answer."""
-        self._ask(lambda: self._store.set(f"{_PLACE}{self.rank}", text))
+        """Write where this rank is, unless that would take more than a twentieth of its time.
+
+        A TCP store is not waited for; a file store takes milliseconds, and then what is not
+        written waits for `look`.
+        """
+        self._unwritten = text
+        if monotonic() >= self._write_after:
+            self._write_place()
 
     def places(self, ranks: Sequence[int]) -> str:
         """Where each of `ranks` was last, as one text."""
@@ -115,6 +125,14 @@ class Board:
         if failure is not None and failure.rank == self.rank:
             self._ask(lambda: self._store.set(_FAILURE, ""))
         self.failure = None
+
+    def _write_place(self) -> None:
+        text, self._unwritten = self._unwritten, None
+        if text is not None:
+            begin = monotonic()
+            self._ask(lambda: self._store.set(f"{_PLACE}{self.rank}", text))
+            now = monotonic()
+            self._write_after = now + _IDLE_SHARE * (now - begin)
 
     def _place_of(self, rank: int) -> str:
         text = self._read(f"{_PLACE}{rank}")
