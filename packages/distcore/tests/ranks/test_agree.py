@@ -13,7 +13,13 @@ import pytest
 from distcore.testing import rank_threads
 from distcore.v1 import Plan, Region, Transfer
 from distcore.v1.channel import Channel
-from distcore.v1.errors import ChannelTimeout, DisagreementError, PeerError, PlanError
+from distcore.v1.errors import (
+    ChannelError,
+    ChannelTimeout,
+    DisagreementError,
+    PeerError,
+    PlanError,
+)
 from distcore.v1.header import Call, Header, digest16
 from distcore.v1.runtime.agree import agree, canonical_text, gather_texts, meet, run_together
 
@@ -391,16 +397,18 @@ def run_soon(channel: Channel) -> None:
 
 @pytest.mark.parametrize("call", [agree_soon, run_soon])
 def test_a_silent_rank_is_a_timeout_on_the_others(call: Callable[[Channel], None]) -> None:
-    def silent(channel: Channel) -> None:
+    def silent(channel: Channel) -> type[Exception] | None:
         if channel.rank == 2:
-            time.sleep(1.2)
-            return
+            time.sleep(1.5)
+            return None
         begin = time.monotonic()
-        with pytest.raises(ChannelTimeout, match="rank 2"):
+        with pytest.raises(ChannelError) as caught:
             call(channel)
-        assert time.monotonic() - begin < 1.0
+        assert time.monotonic() - begin < 1.3
+        return caught.type
 
-    rank_threads(3, silent).values()
+    # The first rank that gives up closes its connections, so the other may see that instead.
+    assert ChannelTimeout in rank_threads(3, silent).values()
 
 
 def test_texts_are_gathered_by_index() -> None:

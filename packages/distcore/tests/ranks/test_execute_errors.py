@@ -370,28 +370,30 @@ def test_memory_that_runs_out_reaches_every_rank(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("timeout", [0.4, timedelta(seconds=0.4)], ids=["seconds", "timedelta"])
 @pytest.mark.parametrize("same_host", ["off", "auto"])
 def test_a_silent_rank_is_a_timeout_on_the_others(same_host: Any, timeout: Any) -> None:
-    def move(channel: Channel) -> None:
+    def move(channel: Channel) -> type[Exception] | None:
         if channel.rank == 1:
-            time.sleep(1.5)
-            return
+            time.sleep(2)
+            return None
         begin = time.monotonic()
-        with pytest.raises(ChannelTimeout):
+        with pytest.raises(ChannelError) as caught:
             execute(PLAN, channel, tensors(), tensors(), timeout=timeout, same_host=same_host)
-        assert time.monotonic() - begin < 1.3
+        assert time.monotonic() - begin < 1.8
+        return caught.type
 
-    rank_threads(3, move).values()
+    # The first rank that gives up closes its connections, so the other may see that instead.
+    assert ChannelTimeout in rank_threads(3, move).values()
 
 
 def test_a_rank_that_falls_silent_on_the_way_is_a_timeout_on_the_others() -> None:
     def move(channel: Channel) -> None:
         executor = Executor(PLAN, channel, tensors(), tensors(), timeout_s=5)
         if channel.rank == 1:
-            time.sleep(1.5)
+            time.sleep(2)
             return
         begin = time.monotonic()
         with pytest.raises(ChannelError):
             executor.run(timeout_s=0.4)
-        assert time.monotonic() - begin < 1.3
+        assert time.monotonic() - begin < 1.8
 
     rank_threads(3, move).values()
 
