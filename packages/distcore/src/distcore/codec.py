@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import io
 import json
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from struct import Struct
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
+from xxhash import xxh3_128_digest, xxh3_128_hexdigest
 
 from distcore.v1.errors import PlanError, Problem
 from distcore.v1.runtime.layouts import dtype_name, torch_dtype
@@ -34,6 +35,7 @@ _SEQUENCES: Final[dict[type, str]] = {tuple: "tuple", torch.Size: "shape"}
 _MAPPINGS: Final[dict[type, str]] = {dict: "dict", OrderedDict: "ordered"}
 _SETS: Final[dict[type, str]] = {set: "set", frozenset: "frozenset"}
 _BYTES: Final[dict[type, str]] = {bytes: "bytes", bytearray: "bytearray"}
+_MANY: Final = 64  # numbers in a list, from where on bytes are quicker than digits
 _NUMERIC: Final = "biufc"
 
 
@@ -95,7 +97,7 @@ def digest(value: object) -> bytes:
         structure = _text(_Writer(hashing=True).tree, value)
     except PlanError:
         return bytes(16)
-    return blake2b(structure, digest_size=16).digest()
+    return xxh3_128_digest(structure)
 
 
 def is_plain(value: object) -> bool:
@@ -128,7 +130,8 @@ class _Writer:
         if kind in _MAPPINGS:
             return {_MAPPINGS[kind]: self._pairs(value, where)}
         if kind in _SETS:
-            return {_SETS[kind]: sorted(self._items(value, where), key=json.dumps)}
+            trees = [self.tree(item, f"an item of {where}") for item in value]
+            return {_SETS[kind]: sorted(trees, key=json.dumps)}
         return self._leaf(value, where)
 
     def _leaf(self, value: Any, where: str) -> Tree:
@@ -152,9 +155,20 @@ class _Writer:
     def _items(self, values: Iterable[Any], where: str) -> list[Tree]:
         if not isinstance(values, list):
             values = list(values)
-        if _SCALARS.issuperset(map(type, values)):  # the common case, at C speed
-            return values
+        kinds = set(map(type, values))
+        if kinds <= _SCALARS:  # the common case, at C speed
+            return self._numbers(values, kinds) if len(values) >= _MANY else values
         return [self.tree(value, f"{where}[{at}]") for at, value in enumerate(values)]
+
+    def _numbers(self, values: list[Any], kinds: set[type]) -> Tree:
+        """Many numbers of one type as bytes, which takes a tenth of the time of digits."""
+        for code in "iq" if kinds == {int} else "d" if kinds == {float} else "":
+            try:
+                numbers = array(code, values)
+            except OverflowError:
+                continue
+            return {"numbers": [self._buffer(np.frombuffer(numbers, dtype=np.uint8)), code]}
+        return values
 
     def _pairs(self, value: dict[Any, Any], where: str) -> list[Tree]:
         pairs = [
@@ -180,7 +194,7 @@ class _Writer:
 
     def _buffer(self, buffer: Bytes) -> Tree:
         if self.hashing:
-            return blake2b(buffer.data, digest_size=16).hexdigest()
+            return xxh3_128_hexdigest(buffer.data)
         at = [self.end, len(buffer)]
         self.buffers.append(buffer)
         self.end += len(buffer) + -len(buffer) % ALIGNMENT
@@ -217,6 +231,8 @@ class _Reader:
         if tag in _BYTE_MAKERS:
             return _BYTE_MAKERS[tag](self._bytes(form))
         at, dtype, *rest = form
+        if tag == "numbers":
+            return array(dtype, self._bytes(at).tobytes()).tolist()
         if tag == "number":
             return self._array(at, dtype)[0]
         if tag == "array":

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 
-# Of plain values these make the same on every rank, so the ranks need not compare what they got.
-_KNOWN_COMBINERS: Final = (min, max, sum, list, tuple, any, all, len)
+# What these make is the same on every rank, the latter of plain values: nothing to compare.
+_LISTING: Final = (list, tuple)
+_FOLDING: Final = (min, max, sum, any, all, len)
 
 
 def all_reduce(
@@ -171,17 +172,22 @@ def _relay(turn: Turn, data: bytearray | None, rank: int, codec: str) -> memoryv
 
 
 def _combined(turn: Turn, way: Codec, rows: list[memoryview], combine: Callable[[list[V]], V]) -> V:
-    values: list[V] = turn.attempt(lambda: [way.decode(row) for row in rows])
+    if way.name == "safe":
+        values: list[V] = [way.decode(row) for row in rows]
+        if _is_known(combine, values):
+            return turn.attempt(lambda: combine(values), all_alike=True)
+    else:  # what the values' own code does on one rank concerns all
+        values = turn.attempt(lambda: [way.decode(row) for row in rows])
     rows.clear()
-    if way.name == "safe" and _is_known(combine) and all(map(is_plain, values)):
-        return turn.attempt(lambda: combine(values), all_alike=True)
     result = turn.attempt(lambda: combine(values))
     turn.meet(lambda: f"combine returned {result!r}", value=digest(result))
     return result
 
 
-def _is_known(combine: object) -> bool:
-    return any(combine is known for known in _KNOWN_COMBINERS)
+def _is_known(combine: object, values: list[V]) -> bool:
+    if any(combine is known for known in _LISTING):
+        return True
+    return any(combine is known for known in _FOLDING) and all(map(is_plain, values))
 
 
 def _sendable(data: bytearray, channel: Channel) -> torch.Tensor:
