@@ -4,8 +4,12 @@ Everything here is a value or a function of values and needs only the standard l
 with effects is `distcore.v1.runtime`.
 """
 
+# Who takes what
+from distcore.v1.balance import Assignment, balance
+
 # Nouns
 from distcore.v1.channel import Channel, Message, Pending
+from distcore.v1.description import describe_layout, layout_from
 
 # Values that the nouns are made of
 from distcore.v1.dtypes import ITEMSIZES, itemsize
@@ -21,7 +25,7 @@ from distcore.v1.errors import (
 )
 from distcore.v1.layout import Layout, Mesh, MeshForm, Piece
 from distcore.v1.packing import Packing, cut_rounds
-from distcore.v1.placement import Interval, Placement, Reading
+from distcore.v1.placement import Interval, Placement, Reading, intervals
 from distcore.v1.plan import Columns, Plan, Transfer
 
 # What packages offer each other
@@ -34,6 +38,7 @@ from distcore.v1.registry import LEVEL, providers, require
 __all__ = [
     "ITEMSIZES",
     "LEVEL",
+    "Assignment",
     "Channel",
     "ChannelError",
     "ChannelTimeout",
@@ -58,8 +63,12 @@ __all__ = [
     "Resharder",
     "StateTransport",
     "Transfer",
+    "balance",
     "cut_rounds",
+    "describe_layout",
+    "intervals",
     "itemsize",
+    "layout_from",
     "providers",
     "require",
 ]
