@@ -22,7 +22,7 @@ from distcore.v1.workload import Workload
 
 _LEVEL_EFFORT: Final = 3_000_000
 _FIT_EFFORT: Final = 1_000_000
-_TREE_EFFORT: Final = 1_000_000
+_TREE_EFFORT: Final = 600_000
 FEW_ITEMS: Final = 2000
 _TREE_ITEMS: Final = 64
 
