@@ -17,7 +17,6 @@ from typing import Final, Literal, TypeVar
 
 import torch
 
-from ckptx.channels import Group, channel_over
 from ckptx.checkpoint import Checkpoint, Source, open_checkpoint
 from ckptx.consensus import agree_on_layouts
 from ckptx.destination import StateDict, layouts_here, tensors_of
@@ -27,7 +26,7 @@ from ckptx.plan import MAX_STAGED_NBYTES, LoadPlan, Round, check, plan_load
 from ckptx.reader import read_into_places, read_into_staging
 from ckptx.report import LoadReport
 from distcore.v1 import Channel, Layout, Plan, Problem
-from distcore.v1.runtime import ExecuteReport, Shard, execute, run_together
+from distcore.v1.runtime import ExecuteReport, Group, Shard, channel_over, execute, run_together
 
 T = TypeVar("T")
 

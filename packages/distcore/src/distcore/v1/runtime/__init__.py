@@ -6,10 +6,11 @@ What communicates takes a channel. Everything else works on the caller's own mem
 # Agreement
 from distcore.v1.runtime.agree import agree, run_together
 
+# Channels
+from distcore.v1.runtime.channel_over import Group, OpenChannel, SoloChannel, channel_over
+
 # Moving bytes
 from distcore.v1.runtime.execute import Executor, execute
-
-# Channels
 from distcore.v1.runtime.group_channel import GroupChannel
 
 # Tensors
@@ -21,10 +22,14 @@ from distcore.v1.runtime.shard import Shard
 __all__ = [
     "ExecuteReport",
     "Executor",
+    "Group",
     "GroupChannel",
+    "OpenChannel",
     "SameHostChannel",
     "Shard",
+    "SoloChannel",
     "agree",
+    "channel_over",
     "dtype_name",
     "execute",
     "is_dtensor",
