@@ -21,7 +21,7 @@ from distcore.v1.instance import Instance, Item
 Share = tuple[int, int]
 """A rank and the amount that it takes."""
 
-_FLOW_EFFORT: Final = 5_000_000
+_FLOW_EFFORT: Final = 4_000_000
 _TRIES: Final = 8
 
 
