@@ -58,8 +58,8 @@ def meshes(draw: st.DrawFn, *, max_axes: int = 3, max_ranks: int = 8) -> Mesh:
     sizes: list[int] = []
     for _ in range(draw(st.integers(1, max_axes))):
         sizes.append(draw(st.integers(1, max(1, max_ranks // prod(sizes)))))
-    pool = range(draw(st.integers(0, 3)), 2 * max_ranks)
-    ranks = draw(st.permutations(pool))[: prod(sizes)]
+    first = draw(st.integers(0, 3))
+    ranks = draw(st.permutations(range(first, first + 2 * max_ranks)))[: prod(sizes)]
     return _nested(list(ranks), sizes)
 
 
