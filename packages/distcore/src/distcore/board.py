@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FAILURE: Final = "distcore/failure"
+_GROUPS: Final = "distcore/groups/"
+_FAILURE: Final = "distcore/failure/"
 _PLACE: Final = "distcore/place/"
-_IDLE_SHARE: Final = 20
 _TRACEBACK_CHARACTERS: Final = 20_000
 
 
@@ -66,9 +65,10 @@ class Board:
         self.failure: Failure | None = None
         self._store = store
         self._shared: Callable[[], BaseException | None] = lambda: None
-        self._unwritten: str | None = ""
-        self._write_after = 0.0
-        self.retract()  # what this rank said in a former group on the same store
+        # Not what was said in a former group on the same store; all ranks count them alike.
+        number = self._ask(lambda: store.add(f"{_GROUPS}{rank}", 1))
+        self._failure_key = f"{_FAILURE}{number}"
+        self._place_key = f"{_PLACE}{number}/"
 
     def report(self, scope: str, error: BaseException) -> None:
         """Tell all ranks that this one failed. Where another has failed before, that one stays."""
@@ -77,7 +77,7 @@ class Board:
         lines = "".join(traceback.format_exception(error))
         failure = Failure(self.rank, scope, failure_text(error), lines[-_TRACEBACK_CHARACTERS:])
         text = json.dumps(asdict(failure))
-        found = self._ask(lambda: self._store.compare_set(_FAILURE, "", text))
+        found = self._ask(lambda: self._store.compare_set(self._failure_key, "", text))
         self.failure = failure if found is None else _failure(found)
 
     def share(self, error: BaseException) -> None:
@@ -93,21 +93,14 @@ class Board:
 
     def look(self) -> Failure | None:
         """The first failure that was reported, if there is one. One short question to the store."""
-        self._write_place()
         if self.failure is None:
-            text = self._read(_FAILURE)
+            text = self._read(self._failure_key)
             self.failure = _failure(text) if text else None
         return self.failure
 
     def place(self, text: str) -> None:
-        """Write where this rank is, unless that would take more than a twentieth of its time.
-
-        A TCP store is not waited for; a file store takes milliseconds, and then what is not
-        written waits for `look`.
-        """
-        self._unwritten = text
-        if monotonic() >= self._write_after:
-            self._write_place()
+        """Write where this rank is. Costs microseconds: a TCP store is not waited for."""
+        self._ask(lambda: self._store.set(f"{self._place_key}{self.rank}", text))
 
     def places(self, ranks: Sequence[int]) -> str:
         """Where each of `ranks` was last, as one text."""
@@ -119,27 +112,12 @@ class Board:
             for place, found in ranks_at.items()
         )
 
-    def retract(self) -> None:
-        """Take back this rank's own report, so that a later group on the store is not misled."""
-        failure = self.look()
-        if failure is not None and failure.rank == self.rank:
-            self._ask(lambda: self._store.set(_FAILURE, ""))
-        self.failure = None
-
-    def _write_place(self) -> None:
-        text, self._unwritten = self._unwritten, None
-        if text is not None:
-            begin = monotonic()
-            self._ask(lambda: self._store.set(f"{_PLACE}{self.rank}", text))
-            now = monotonic()
-            self._write_after = now + _IDLE_SHARE * (now - begin)
-
     def _place_of(self, rank: int) -> str:
-        text = self._read(f"{_PLACE}{rank}")
+        text = self._read(f"{self._place_key}{rank}")
         return f"last entered {text.decode()}" if text else "entered no labelled call"
 
     def _read(self, key: str) -> bytes | None:
-        # A key that was there once stays, if only empty: asking for one that is gone would wait.
+        # No key is ever deleted, so asking for one that was there does not wait.
         return self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
 
     def _ask(self, question: Callable[[], T]) -> T | None:
@@ -186,13 +164,7 @@ def board_of(group: object = None) -> Board | None:
         if store is None:
             return None
         board = _BOARDS[member] = Board(store, channel.rank, channel.size)
-        weakref.finalize(member, _leave, board).atexit = False
         return board
-
-
-def _leave(board: Board) -> None:
-    if board.failure is not None and board.failure.rank == board.rank:
-        board.retract()
 
 
 def _store_of(group: object) -> Store | None:

@@ -80,9 +80,9 @@ def decode(data: memoryview) -> Any:
 
     ValueError where the bytes are none of its.
     """
-    magic, nbytes = _HEADER.unpack_from(data)
-    if magic != _MAGIC:
-        raise ValueError(f"the bytes are of no value: they begin with {magic!r}")
+    if len(data) < _HEADER.size or bytes(data[: len(_MAGIC)]) != _MAGIC:
+        raise ValueError(f"the bytes are of no value: they begin with {bytes(data[:8])!r}")
+    _, nbytes = _HEADER.unpack_from(data)
     end = _HEADER.size + nbytes
     tree = json.loads(bytes(data[_HEADER.size : end]))
     return _Reader(data, end + -end % ALIGNMENT).value(tree)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from distcore.world import Group
 
 V = TypeVar("V")
+W = TypeVar("W")
 
 # What these make is the same on every rank, the latter of plain values: nothing to compare.
 _LISTING: Final = (list, tuple)
@@ -32,12 +33,12 @@ _FOLDING: Final = (min, max, sum, any, all, len)
 def all_reduce(
     label: str,
     fn: Callable[[], V],
-    combine: Callable[[list[V]], V],
+    combine: Callable[[list[V]], W],
     *,
     group: Group | Channel | None = None,
     codec: str = "safe",
     timeout_s: float | None = None,
-) -> V:
+) -> W:
     """Return `combine` of every rank's `fn()`, on every rank.
 
     Collective. `combine` gets the values in rank order and runs on every rank, on copies: tensors
@@ -171,7 +172,7 @@ def _relay(turn: Turn, data: bytearray | None, rank: int, codec: str) -> memoryv
     return _memory(held)
 
 
-def _combined(turn: Turn, way: Codec, rows: list[memoryview], combine: Callable[[list[V]], V]) -> V:
+def _combined(turn: Turn, way: Codec, rows: list[memoryview], combine: Callable[[list[V]], W]) -> W:
     if way.name == "safe":
         values: list[V] = [way.decode(row) for row in rows]
         if _is_known(combine, values):
