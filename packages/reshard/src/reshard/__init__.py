@@ -1,9 +1,70 @@
 """Live transfer of whole PyTorch state dicts between meshes and placements."""
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from distcore.v1 import require
 
 require(1, by="reshard")
 
+# Planning, without torch
+from distcore.v1 import Layout
+from reshard.bounds import Bounds
+from reshard.options import Options
+from reshard.plan import ReshardPlan, plan_reshard
+from reshard.stats import Stats
+
+if TYPE_CHECKING:
+    # Moving
+    from reshard.handle import Handle
+    from reshard.hooks import Hook
+    from reshard.placed import Placed
+    from reshard.report import TransferReport
+    from reshard.resharder import Resharder
+
+    # One process that plays all ranks
+    from reshard.simulate import simulate
+    from reshard.transfer import transfer
+
+__all__ = [
+    "Bounds",
+    "Handle",
+    "Hook",
+    "Layout",
+    "Options",
+    "Placed",
+    "ReshardPlan",
+    "Resharder",
+    "Stats",
+    "TransferReport",
+    "plan_reshard",
+    "simulate",
+    "transfer",
+]
+
 __version__ = version("reshard")
+
+# Names that need torch, and the modules that they are loaded from when first used.
+_HOMES = {
+    "Handle": "handle",
+    "Hook": "hooks",
+    "Placed": "placed",
+    "Resharder": "resharder",
+    "TransferReport": "report",
+    "simulate": "simulate",
+    "transfer": "transfer",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value  # the next access finds it without this function
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

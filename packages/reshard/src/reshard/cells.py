@@ -12,9 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 
-from distcore.v1 import Layout, PlanError, Problem, Region
-from distcore.v1.layout import MeshForm
-from distcore.v1.placement import intervals
+from distcore.v1 import Layout, MeshForm, PlanError, Problem, Region, intervals
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
-from typing import Final, Literal, cast
+from typing import Final
 
 from distcore.v1 import (
     Columns,
@@ -26,6 +26,7 @@ from distcore.v1 import (
 )
 from reshard.bounds import Bounds, Demand
 from reshard.cells import CellMaker
+from reshard.options import Options
 from reshard.sources import FanOut, Job, Move, choose_sources
 from reshard.stats import Stats
 
@@ -33,40 +34,14 @@ FORMAT: Final = 1
 KIND: Final = "reshard.plan"
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a plan is made.
-
-    `quantum_nbytes`: a cell larger than this is split over its holders.
-    `fan_out`: how a cell reaches more receivers than it has holders: `"direct"` from the holders,
-    in `"stripe"`s that the receivers pass on, the same per `"node"`, or by cost (`"auto"`).
-    `node_cost`: what a byte between nodes costs, in bytes within a node.
-    """
-
-    quantum_nbytes: int = 8 << 20
-    fan_out: Literal["auto", "direct", "stripe", "node"] = "auto"
-    node_cost: float = 1.0
-
-    def __post_init__(self) -> None:
-        problems = []
-        if self.quantum_nbytes < 1:
-            text = f"{self.quantum_nbytes} is not at least 1"
-            problems.append(Problem("quantum_nbytes", "range", text))
-        if self.fan_out not in ("auto", "direct", "stripe", "node"):
-            text = f"{self.fan_out!r} is none of 'auto', 'direct', 'stripe', 'node'"
-            problems.append(Problem("fan_out", "value", text))
-        if self.node_cost < 1:
-            problems.append(Problem("node_cost", "range", f"{self.node_cost} is below 1"))
-        if problems:
-            raise PlanError(problems)
-
-
 @dataclass(frozen=True)
 class ReshardPlan:
     """Who sends what to whom so that every rank of `dst` holds its Regions of every key.
 
     `stages` are executed one after the other: the first reads the sources, the second (if any)
-    passes on what has arrived, so its sources are the destinations. Immutable.
+    passes on what has arrived, so its sources are the destinations. `aliases` maps the key of a
+    tied tensor to the key whose memory it shares; it has its layouts and is never moved itself.
+    Immutable.
     """
 
     src: Mapping[str, Layout]
@@ -74,6 +49,7 @@ class ReshardPlan:
     stages: tuple[Plan, ...]
     nodes: Mapping[int, int] = field(default_factory=dict)
     options: Options = field(default_factory=Options)
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -100,6 +76,8 @@ class ReshardPlan:
         maker = CellMaker()
         demand = Demand()
         for key in self.keys:
+            if key in self.aliases:
+                continue
             size = itemsize(self.src[key].dtype)
             for cell in maker.cells_of(key, self.src[key], self.dst[key]):
                 demand.add(cell.holders, cell.receivers, cell.region.numel * size)
@@ -110,6 +88,8 @@ class ReshardPlan:
         if key not in self.src:
             raise PlanError(Problem(key, "missing", "no tensor of this name is in the plan"))
         lines = [f"{key}: {self.src[key]} -> {self.dst[key]}"]
+        if key in self.aliases:
+            lines.append(f"  shares the memory of {self.aliases[key]}")
         for number, stage in enumerate(self.stages, 1):
             lines += [
                 f"  stage {number}: {t.src} -> {t.dst}  {t.region.start} to {t.region.stop}"
@@ -133,6 +113,7 @@ class ReshardPlan:
             "dst": {key: describe_layout(layout) for key, layout in self.dst.items()},
             "nodes": sorted(self.nodes.items()),
             "options": asdict(self.options),
+            "aliases": dict(self.aliases),
             "stages": [json.loads(stage.to_json()) for stage in self.stages],
         }
         return json.dumps(table, separators=(",", ":"))
@@ -156,6 +137,7 @@ class ReshardPlan:
                 stages=tuple(Plan.from_json(json.dumps(stage)) for stage in table["stages"]),
                 nodes={int(rank): int(node) for rank, node in table["nodes"]},
                 options=Options(**table["options"]),
+                aliases={str(key): str(other) for key, other in table["aliases"].items()},
             )
         except PlanError:
             raise
@@ -170,26 +152,37 @@ def plan_reshard(
     *,
     nodes: Mapping[int, int] | Sequence[int] | None = None,
     options: Options | None = None,
+    aliases: Mapping[str, str] | None = None,
 ) -> ReshardPlan:
     """Plan the way of every key from its source layout to its destination layout.
 
     `src` and `dst` have equal keys; the two layouts of a key have one global shape and one dtype.
-    `nodes` says on which node each rank is (a mapping, or a list by rank). A rank that holds an
+    `nodes` says on which node each rank is (a mapping, or a list by rank). `aliases` maps keys of
+    tied tensors, which share memory at the source and at the destination, to the key that is
+    moved for them. A rank that holds an
     element already is never sent it; every other rank that needs it receives it exactly once.
     Deterministic: equal arguments give equal plans, whatever the order of the mappings.
 
     Raises PlanError that lists every key that does not fit.
+
+    >>> src = Layout.from_mesh(shape=(4,), dtype="int8", mesh=[0, 1], placements=["S(0)"])
+    >>> dst = Layout.replicated(shape=(4,), dtype="int8", ranks=[1, 2])
+    >>> plan = plan_reshard({"w": src}, {"w": dst})
+    >>> plan.stats()["wire_bytes"], plan.bounds()["wire_bytes"]
+    (6, 6)
     """
     options = Options() if options is None else options
     places = dict(nodes if isinstance(nodes, Mapping) else enumerate(nodes or ()))
-    problems = _problems(src, dst)
+    tied = dict(sorted((aliases or {}).items()))
+    problems = _problems(src, dst) or _alias_problems(tied, src, dst)
     if problems:
         raise PlanError(problems)
     keys = tuple(sorted(src))
     src, dst = {key: src[key] for key in keys}, {key: dst[key] for key in keys}
-    local, jobs = _jobs(keys, src, dst)
-    stages = _cheapest(keys, local, jobs, places, options)
-    return ReshardPlan(src, dst, stages, places, options)
+    moved = tuple(key for key in keys if key not in tied)
+    local, jobs = _jobs(moved, src, dst)
+    stages = _cheapest(moved, local, jobs, places, options)
+    return ReshardPlan(src, dst, stages, places, options, tied)
 
 
 def _problems(src: Mapping[str, Layout], dst: Mapping[str, Layout]) -> list[Problem]:
@@ -202,6 +195,20 @@ def _problems(src: Mapping[str, Layout], dst: Mapping[str, Layout]) -> list[Prob
         if src[key].dtype != dst[key].dtype:
             text = f"the source is {src[key].dtype}, the destination {dst[key].dtype}"
             problems.append(Problem(key, "dtype", text))
+    return problems
+
+
+def _alias_problems(
+    aliases: Mapping[str, str], src: Mapping[str, Layout], dst: Mapping[str, Layout]
+) -> list[Problem]:
+    problems = []
+    for key, other in aliases.items():
+        if key not in src or other not in src:
+            problems.append(Problem(key, "alias", f"it or {other!r} is not among the tensors"))
+        elif other in aliases:
+            problems.append(Problem(key, "alias", f"{other!r} is an alias itself"))
+        elif src[key] != src[other] or dst[key] != dst[other]:
+            problems.append(Problem(key, "alias", f"its layouts differ from those of {other!r}"))
     return problems
 
 
@@ -236,26 +243,35 @@ def _cheapest(
     options: Options,
 ) -> tuple[Plan, ...]:
     """The stages under the fan-out asked for, or under the one that costs least."""
-    ways: list[FanOut] = [cast("FanOut", options.fan_out)]
-    if options.fan_out == "auto":
-        ways = ["direct"]
-        if any(len(job.receivers) > len(job.holders) for job in jobs):
-            ways += ["stripe", "node"] if nodes else ["stripe"]
-    best: tuple[float, tuple[list[Move], list[Move]]] | None = None
-    for way in ways:
-        found = choose_sources(jobs, quantum=options.quantum_nbytes, nodes=nodes, fan_out=way)
-        cost = sum(_cost(moves, nodes, options.node_cost) for moves in found)
-        if best is None or cost < best[0]:
-            best = cost, found
-    first, second = best[1] if best is not None else ([], [])
+    if options.fan_out != "auto":
+        way = options.fan_out
+        best = choose_sources(jobs, options, nodes=nodes, fan_out=way)
+    else:
+        best = choose_sources(jobs, options, nodes=nodes, fan_out="direct")
+        sent, received = _busiest(best[0], nodes, options.node_cost)
+        others: list[FanOut] = ["stripe", "node"] if nodes else ["stripe"]
+        if not any(len(job.receivers) > len(job.holders) for job in jobs):
+            others = []
+        least = max(sent, received)
+        for way in others:
+            # Nothing is quicker than what every receiver has to take in anyway.
+            if sent <= received and not nodes:
+                break
+            found = choose_sources(jobs, options, nodes=nodes, fan_out=way)
+            cost = sum(max(_busiest(moves, nodes, options.node_cost)) for moves in found)
+            if cost < least:
+                least, best = cost, found
+    first, second = best
     stages = [_plan_of(keys, [*local, *first])]
     if second:
         stages.append(_plan_of(keys, second))
     return tuple(stages)
 
 
-def _cost(moves: Iterable[Move], nodes: Mapping[int, int], node_cost: float) -> float:
-    """The time of a stage, in bytes: that of the rank that sends or receives most."""
+def _busiest(
+    moves: Iterable[Move], nodes: Mapping[int, int], node_cost: float
+) -> tuple[float, float]:
+    """The time of a stage, in bytes: that of the rank that sends, and that receives, most."""
     sent: dict[int, float] = {}
     received: dict[int, float] = {}
     for move in moves:
@@ -263,7 +279,7 @@ def _cost(moves: Iterable[Move], nodes: Mapping[int, int], node_cost: float) -> 
         cost = move.nbytes if near else move.nbytes * node_cost
         sent[move.src] = sent.get(move.src, 0) + cost
         received[move.dst] = received.get(move.dst, 0) + cost
-    return max(max(sent.values(), default=0), max(received.values(), default=0))
+    return max(sent.values(), default=0), max(received.values(), default=0)
 
 
 def _plan_of(keys: Sequence[str], moves: list[Move]) -> Plan:

@@ -34,8 +34,14 @@ def simulate(
     for stage in plan.stages:
         for transfer in stage:
             value = _read(sources, layouts, transfer.key, transfer.src, transfer.region)
-            _write(destinations, plan.dst, transfer.key, transfer.dst, transfer.region, value)
+            local = destinations[transfer.dst][transfer.key]
+            for piece, common in _parts(plan.dst[transfer.key], transfer.dst, transfer.region):
+                target = local[_place(piece, common).slices()]
+                target.copy_(value[common.relative_to(transfer.region).slices()])
         sources, layouts = destinations, plan.dst
+    for key, other in plan.aliases.items():
+        for rank in plan.dst[key].ranks:
+            destinations[rank][key] = destinations[rank][other]
     return destinations
 
 
@@ -65,19 +71,6 @@ def _read(
     for piece, common in _parts(layouts[key], rank, region):
         value[common.relative_to(region).slices()] = local[_place(piece, common).slices()]
     return value
-
-
-def _write(
-    locals_: Mapping[int, Mapping[str, torch.Tensor]],
-    layouts: Mapping[str, Layout],
-    key: str,
-    rank: int,
-    region: Region,
-    value: torch.Tensor,
-) -> None:
-    for piece, common in _parts(layouts[key], rank, region):
-        target = locals_[rank][key][_place(piece, common).slices()]
-        target.copy_(value[common.relative_to(region).slices()])
 
 
 def _parts(layout: Layout, rank: int, region: Region) -> list[tuple[Piece, Region]]:

@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
-from typing import Literal
+from typing import Final, Literal
 
 from distcore.v1 import Region
+from reshard.options import Options
 
+MAX_TEAM: Final = 16
 FanOut = Literal["direct", "stripe", "node"]
 
 
@@ -45,17 +47,36 @@ class Move:
 class Loads:
     """How many bytes each rank sends; finds the holder that sends least."""
 
-    def __init__(self, nodes: Mapping[int, int]) -> None:
+    def __init__(self, nodes: Mapping[int, int], max_peers: int | None = None) -> None:
         self.sent: dict[int, int] = {}
         self._nodes = nodes
+        self._max_peers = max_peers
+        self._senders: dict[int, set[int]] = {}
+        self._receivers: dict[int, set[int]] = {}
         self._heaps: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
 
     def take(self, holders: tuple[int, ...], receiver: int, nbytes: int) -> int:
         """The holder to send `nbytes` to `receiver`; counted to its load."""
         near = self._near(holders, receiver)
+        if self._max_peers is not None:
+            near = self._known(near, receiver, self._max_peers)
         chosen = near[0] if len(near) == 1 else self._least(near)
         self.sent[chosen] = self.sent.get(chosen, 0) + nbytes
+        if self._max_peers is not None:
+            self._senders.setdefault(receiver, set()).add(chosen)
+            self._receivers.setdefault(chosen, set()).add(receiver)
         return chosen
+
+    def _known(self, holders: tuple[int, ...], receiver: int, max_peers: int) -> tuple[int, ...]:
+        """The holders that make no rank's peers too many: old peers, else new ones, else all."""
+        mine = self._senders.get(receiver, set())
+        room = len(mine) < max_peers
+        found = tuple(
+            rank
+            for rank in holders
+            if rank in mine or (room and len(self._receivers.get(rank, ())) < max_peers)
+        )
+        return found or holders
 
     def _near(self, holders: tuple[int, ...], receiver: int) -> tuple[int, ...]:
         if not self._nodes or len(holders) == 1:
@@ -78,13 +99,13 @@ class Loads:
 
 
 def choose_sources(
-    jobs: Sequence[Job], *, quantum: int, nodes: Mapping[int, int], fan_out: FanOut
+    jobs: Sequence[Job], options: Options, *, nodes: Mapping[int, int], fan_out: FanOut
 ) -> tuple[list[Move], list[Move]]:
     """The moves of both stages: from holders to receivers, then between receivers."""
-    loads = Loads(nodes)
+    loads = Loads(nodes, options.max_peers)
     first: list[Move] = []
     second: list[Move] = []
-    pieces = [piece for job in jobs for piece in _split(job, quantum)]
+    pieces = [piece for job in jobs for piece in _split(job, options)]
     pieces.sort(key=lambda job: -job.nbytes)
     for job in pieces:
         for team in _teams(job, nodes, fan_out):
@@ -111,17 +132,27 @@ def _teams(job: Job, nodes: Mapping[int, int], fan_out: FanOut) -> Iterator[tupl
     if fan_out == "direct" or len(job.receivers) <= len(job.holders):
         yield from ((receiver,) for receiver in job.receivers)
     elif fan_out == "stripe":
-        yield job.receivers
+        yield from _bounded(job.receivers)
     else:
         teams: dict[int | None, list[int]] = {}
         for receiver in job.receivers:
             teams.setdefault(nodes.get(receiver), []).append(receiver)
-        yield from map(tuple, teams.values())
+        for team in teams.values():
+            yield from _bounded(team)
 
 
-def _split(job: Job, quantum: int) -> Iterator[Job]:
+def _bounded(team: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Teams of near-equal size: in a large one, the messages would grow with its square."""
+    count = -(-len(team) // MAX_TEAM)
+    ends = [len(team) * part // count for part in range(count + 1)]
+    yield from (tuple(team[low:high]) for low, high in pairwise(ends))
+
+
+def _split(job: Job, options: Options) -> Iterator[Job]:
     """Cut a large cell into as many parts as it has holders, so that they can share it."""
-    parts = min(len(job.holders), -(-job.nbytes // quantum))
+    parts = min(len(job.holders), -(-job.nbytes // options.quantum_nbytes))
+    if options.max_peers is not None:
+        parts = min(parts, options.max_peers)
     if parts <= 1:
         yield job
         return
