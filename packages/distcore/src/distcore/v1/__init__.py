@@ -5,7 +5,7 @@ with effects is `distcore.v1.runtime`.
 """
 
 # Who takes what
-from distcore.v1.balance import Assignment, balance
+from distcore.v1.assignment.balance import Assignment, balance
 
 # Nouns
 from distcore.v1.channel import Channel, Message, Pending

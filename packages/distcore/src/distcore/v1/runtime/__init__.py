@@ -6,15 +6,15 @@ What communicates takes a channel. Everything else works on the caller's own mem
 # Agreement
 from distcore.v1.runtime.agree import agree, run_together
 
-# Channels
-from distcore.v1.runtime.channel_over import Group, OpenChannel, SoloChannel, channel_over
-
 # Moving bytes
 from distcore.v1.runtime.execute import Executor, execute
 from distcore.v1.runtime.group_channel import GroupChannel
 
 # Tensors
 from distcore.v1.runtime.layouts import dtype_name, is_dtensor, layout_of, layouts_of, torch_dtype
+
+# Channels
+from distcore.v1.runtime.open_channel import Group, OpenChannel, SoloChannel, channel_over
 from distcore.v1.runtime.report import ExecuteReport
 from distcore.v1.runtime.same_host import SameHostChannel, with_same_host
 from distcore.v1.runtime.shard import Shard

@@ -3,8 +3,9 @@
 torch reads a strided placement in two ways that differ for uneven sizes (see
 `distcore.v1.placement`), and its own offset helper follows only one of them. So what a DTensor
 says of itself is checked against the local tensor that torch really made. One rank alone cannot
-always tell the two readings apart; all ranks together can, since their local shapes are never all
-equal where the readings differ.
+always tell the two readings apart. All ranks together can where two mesh axes cut a dim: then their
+local shapes are never all equal. Where three axes cut one dim they may be; then the reading that
+FSDP2 and `redistribute` produce is taken.
 """
 
 from __future__ import annotations
@@ -156,7 +157,9 @@ def readings_of(tensor: torch.Tensor, ranks: tuple[int, ...] = (0,)) -> tuple[La
     if _reads_alike(first):
         return (first,)
     second = read("index")
-    return (first,) if _same_pieces(first, second) else (first, second)
+    if all(same_pieces(first, second, rank) for rank in first.ranks):
+        return (first,)
+    return (first, second)
 
 
 def mask_of(readings: tuple[Layout, ...], tensor: torch.Tensor) -> int:
@@ -210,8 +213,13 @@ def _reads_alike(layout: Layout) -> bool:
     )
 
 
-def _same_pieces(first: Layout, second: Layout) -> bool:
-    return all(first.pieces(rank) == second.pieces(rank) for rank in first.ranks)
+def same_pieces(first: Layout, second: Layout, rank: int) -> bool:
+    """Whether two layouts give a rank the same elements at the same places."""
+    one, other = (
+        [piece for piece in layout.pieces(rank) if not piece.region.is_empty]
+        for layout in (first, second)
+    )
+    return one == other
 
 
 def _forms(tensor: DTensor, sizes: tuple[int, ...]) -> list[str]:

@@ -17,7 +17,13 @@ from distcore.v1.layout import Layout, Piece
 from distcore.v1.plan import Plan
 from distcore.v1.region import Region
 from distcore.v1.runtime.disputes import DTYPE_CODES
-from distcore.v1.runtime.layouts import dtype_name, fits, is_dtensor, readings_of
+from distcore.v1.runtime.layouts import (
+    dtype_name,
+    fits,
+    is_dtensor,
+    readings_of,
+    same_pieces,
+)
 from distcore.v1.runtime.shard import Shard
 from distcore.v1.runtime.staging import Binding, Place
 from distcore.v1.schedule import Part, regions_of, rows_of
@@ -185,8 +191,9 @@ class Side:
             layout = self._layouts.get(key)
             if layout is None and is_dtensor(value):
                 readings = [layout for layout in readings_of(value) if fits(layout, value)]
-                if len(readings) > 1:
+                if len(readings) > 1 and not same_pieces(*readings, self.rank):
                     return None
+                layout = readings[0] if readings else None
             shard = Shard.of(value, self.rank, layout)
         if self._name == "destination" and _repeats(shard.data):
             text = "several elements share one place in memory (an expanded tensor?)"

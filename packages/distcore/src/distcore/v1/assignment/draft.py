@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, Generic
 
-from distcore.v1.bounds import Demand, least_level, lower_bound
-from distcore.v1.flow import Effort
-from distcore.v1.greedy import assign_in_order
-from distcore.v1.groups import Groups
-from distcore.v1.instance import Instance, Item
-from distcore.v1.search import FEW_ITEMS, find_least
-from distcore.v1.shares import divide_evenly, divide_in_order
-from distcore.v1.workload import Workload
+from distcore.v1.assignment.bounds import Demand, least_level, lower_bound
+from distcore.v1.assignment.flow import Effort
+from distcore.v1.assignment.greedy import assign_in_order
+from distcore.v1.assignment.groups import Groups
+from distcore.v1.assignment.instance import Instance, Item
+from distcore.v1.assignment.search import FEW_ITEMS, find_least
+from distcore.v1.assignment.shares import divide_evenly, divide_in_order
+from distcore.v1.assignment.workload import Workload
 
 _BOUND_EFFORT: Final = 4_000_000
 _SEARCH_EFFORT: Final = 4_000_000

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from heapq import nsmallest
 from typing import Final
 
-from distcore.v1.flow import Effort
-from distcore.v1.workload import Workload
+from distcore.v1.assignment.flow import Effort
+from distcore.v1.assignment.workload import Workload
 
 _TARGETS: Final = 8
 _NEIGHBOURS: Final = 2

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from typing import Final
 
-from distcore.v1.bounds import Demand, Level, least_level
-from distcore.v1.descent import Descent
-from distcore.v1.flow import Effort
-from distcore.v1.greedy import assign_in_order
-from distcore.v1.groups import Groups
-from distcore.v1.tree import Tree
-from distcore.v1.workload import Workload
+from distcore.v1.assignment.bounds import Demand, Level, least_level
+from distcore.v1.assignment.descent import Descent
+from distcore.v1.assignment.flow import Effort
+from distcore.v1.assignment.greedy import assign_in_order
+from distcore.v1.assignment.groups import Groups
+from distcore.v1.assignment.tree import Tree
+from distcore.v1.assignment.workload import Workload
 
 _LEVEL_EFFORT: Final = 3_000_000
 _FIT_EFFORT: Final = 1_000_000

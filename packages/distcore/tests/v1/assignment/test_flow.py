@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcore.v1.bounds import Demand, least_level
-from distcore.v1.flow import Effort, Flow
-from distcore.v1.groups import Groups
+from distcore.v1.assignment.bounds import Demand, least_level
+from distcore.v1.assignment.flow import Effort, Flow
+from distcore.v1.assignment.groups import Groups
 
 
 def test_later_kinds_push_earlier_ones_aside() -> None:

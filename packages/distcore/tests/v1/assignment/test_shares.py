@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcore.v1.groups import Groups
-from distcore.v1.instance import Instance, read_instance
-from distcore.v1.shares import divide, divide_evenly, divide_in_order
+from distcore.v1.assignment.groups import Groups
+from distcore.v1.assignment.instance import Instance, read_instance
+from distcore.v1.assignment.shares import divide, divide_evenly, divide_in_order
 
 
 def instance_of(

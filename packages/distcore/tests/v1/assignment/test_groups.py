@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from distcore.v1.groups import Groups
+from distcore.v1.assignment.groups import Groups
 
 
 def test_ranks_in_the_same_sets_are_one_group() -> None:

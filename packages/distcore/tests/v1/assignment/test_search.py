@@ -7,11 +7,11 @@ from math import ceil
 
 import pytest
 
-from distcore.v1.bounds import Demand, least_level
-from distcore.v1.flow import Effort
-from distcore.v1.groups import Groups
-from distcore.v1.search import Found, find_least
-from distcore.v1.workload import Workload
+from distcore.v1.assignment.bounds import Demand, least_level
+from distcore.v1.assignment.flow import Effort
+from distcore.v1.assignment.groups import Groups
+from distcore.v1.assignment.search import Found, find_least
+from distcore.v1.assignment.workload import Workload
 
 
 def search(work: Workload, least: int = 0, effort: int = 4_000_000) -> Found:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from distcore.v1.greedy import Emptiest, assign_in_order
+from distcore.v1.assignment.greedy import Emptiest, assign_in_order
 
 LARGE = [tuple(range(first, first + 25)) for first in range(0, 40, 5)]
 SMALL = [(0, 1, 2), (2, 3), (3, 4, 5)]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from distcore.v1.flow import Effort
-from distcore.v1.groups import Groups
-from distcore.v1.workload import Workload
+from distcore.v1.assignment.flow import Effort
+from distcore.v1.assignment.groups import Groups
+from distcore.v1.assignment.workload import Workload
 
 _SLOT_WORK: Final = 4
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from distcore.v1.descent import Descent
-from distcore.v1.flow import Effort
-from distcore.v1.workload import Workload
+from distcore.v1.assignment.descent import Descent
+from distcore.v1.assignment.flow import Effort
+from distcore.v1.assignment.workload import Workload
 
 
 def go_down(work: Workload, owners: list[int], least: int = 0) -> Descent:

@@ -7,9 +7,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcore.v1.flow import Effort
-from distcore.v1.tree import Tree
-from distcore.v1.workload import Workload
+from distcore.v1.assignment.flow import Effort
+from distcore.v1.assignment.tree import Tree
+from distcore.v1.assignment.workload import Workload
 
 
 @given(st.data())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distcore.v1.instance import Instance, read_instance
+from distcore.v1.assignment.instance import Instance, read_instance
 
 
 def read(items: Any, costs: Any, candidates: Any = None, **more: Any) -> Instance[Any]:

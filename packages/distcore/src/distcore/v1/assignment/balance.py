@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Literal
 
-from distcore.v1.draft import Draft
-from distcore.v1.instance import Instance, Item, Number, read_instance
-from distcore.v1.shares import Share
+from distcore.v1.assignment.draft import Draft
+from distcore.v1.assignment.instance import Instance, Item, Number, read_instance
+from distcore.v1.assignment.shares import Share
 
 
 @dataclass(frozen=True, slots=True)

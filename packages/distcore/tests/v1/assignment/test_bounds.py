@@ -9,10 +9,10 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcore.v1.bounds import Demand, Level, least_level, lower_bound, pigeonhole
-from distcore.v1.flow import Effort
-from distcore.v1.groups import Groups
-from distcore.v1.instance import read_instance
+from distcore.v1.assignment.bounds import Demand, Level, least_level, lower_bound, pigeonhole
+from distcore.v1.assignment.flow import Effort
+from distcore.v1.assignment.groups import Groups
+from distcore.v1.assignment.instance import read_instance
 
 
 def level_by_force(demand: Demand) -> Fraction:

@@ -12,11 +12,11 @@ from heapq import heapify, heapreplace
 from math import ceil
 from typing import Final
 
-from distcore.v1.bounds import Demand, least_level
-from distcore.v1.flow import Effort, Flow
-from distcore.v1.greedy import Emptiest
-from distcore.v1.groups import Groups
-from distcore.v1.instance import Instance, Item
+from distcore.v1.assignment.bounds import Demand, least_level
+from distcore.v1.assignment.flow import Effort, Flow
+from distcore.v1.assignment.greedy import Emptiest
+from distcore.v1.assignment.groups import Groups
+from distcore.v1.assignment.instance import Instance, Item
 
 Share = tuple[int, int]
 """A rank and the amount that it takes."""

@@ -20,9 +20,9 @@ from itertools import accumulate, chain
 from math import ceil, gcd
 from typing import Final
 
-from distcore.v1.flow import Effort, Flow
-from distcore.v1.groups import Groups
-from distcore.v1.instance import Instance, Item
+from distcore.v1.assignment.flow import Effort, Flow
+from distcore.v1.assignment.groups import Groups
+from distcore.v1.assignment.instance import Instance, Item
 
 _MANY_KINDS: Final = 300
 _NEWTON_STEPS: Final = 64

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from distcore.v1.draft import Draft
-from distcore.v1.instance import read_instance
+from distcore.v1.assignment.draft import Draft
+from distcore.v1.assignment.instance import read_instance
 
 
 def draft_of(costs: list[int], candidates: Any, num_ranks: int, **more: Any) -> Draft[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distcore.v1.workload import Workload
+from distcore.v1.assignment.workload import Workload
 
 
 def test_orders_amounts_and_loads() -> None:
