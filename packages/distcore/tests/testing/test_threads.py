@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -73,3 +75,27 @@ def test_the_failure_behind_a_hang_is_shown() -> None:
     with pytest.raises(DeadlineError, match=r"rank 1 raised KeyError: 'the cause'") as caught:
         rank_threads(2, rank_one_fails, deadline_s=0.3)
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_hang_does_not_abort_the_process_at_its_end() -> None:
+    """A rank may sit inside gloo when the interpreter ends."""
+    code = """
+import subprocess
+import sys
+import time
+from distcore.testing import DeadlineError, rank_threads
+
+def rank_one_comes_late(channel):
+    if channel.rank == 1:
+        time.sleep(0.4)
+    else:
+        channel.all_gather(b"row")
+
+try:
+    rank_threads(2, rank_one_comes_late, deadline_s=0.2)
+except DeadlineError:
+    print("told")
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "told\n"), done.stderr

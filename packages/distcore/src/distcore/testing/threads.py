@@ -6,6 +6,7 @@ channel. What needs the default group (DeviceMesh, FSDP2) is for `rank_pool`.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import sys
 import threading
@@ -22,6 +23,8 @@ from distcore.v1.runtime.group_channel import GroupChannel
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+_MAX_EXIT_S = 30.0
 
 
 def rank_threads(
@@ -70,6 +73,9 @@ def run_threads(size: int, run: Callable[[int], T], *, deadline_s: float) -> Out
         rank.thread.join(max(0.0, deadline - time.monotonic()))
     busy = [rank for rank in ranks if rank.thread.is_alive()]
     if busy:
+        for rank in busy:
+            # A thread that wakes up inside gloo while the interpreter ends would abort it.
+            atexit.register(rank.thread.join, min(deadline_s + 5, _MAX_EXIT_S))
         faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
         ended = [rank.outcome() for rank in ranks if rank not in busy]
         raise DeadlineError.of(deadline_s, {rank.rank: rank.stack() for rank in busy}, ended)
