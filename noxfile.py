@@ -72,8 +72,19 @@ def wheel(package: str, *, extras: bool = False) -> str:
     """The built wheel of a package, by path, so that no other package of its name is taken."""
     table = project(package)
     path = DIST / f"{package}-{table['version']}-py3-none-any.whl"
-    names = ",".join(table.get("optional-dependencies", ())) if extras else ""
+    return with_extras(path, package) if extras else str(path)
+
+
+def with_extras(path: Path, package: str) -> str:
+    """A requirement of what lies at a path, with all extras of the package."""
+    names = ",".join(project(package).get("optional-dependencies", ()))
     return f"{path}[{names}]" if names else str(path)
+
+
+def editable() -> list[str]:
+    """All packages as they lie in the tree, with their extras."""
+    homes = {package: ROOT / "packages" / package for package in PACKAGES}
+    return [f"--editable={with_extras(home, package)}" for package, home in homes.items()]
 
 
 def siblings(package: str) -> list[str]:
@@ -112,8 +123,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(tags=["ci"])
 def types(session: nox.Session) -> None:
     """Type-check the sources and the tests of all packages, strictly."""
-    editable = [f"-e{ROOT}/packages/{package}" for package in PACKAGES]
-    session.install(*editable, *group("types"))
+    session.install(*editable(), *group("types"))
     session.run("mypy", *session.posargs)
 
 
@@ -194,8 +204,7 @@ def gpu(session: nox.Session) -> None:
 @nox.session
 def coverage(session: nox.Session) -> None:
     """Run all tests of all packages and say which lines none of them reaches."""
-    editable = [f"-e{ROOT}/packages/{package}" for package in PACKAGES]
-    session.install(*editable, *group("test"), "coverage")
+    session.install(*editable(), *group("test"), "coverage")
     session.run("coverage", "erase")
     tests = session.posargs or ["packages"]
     session.run("coverage", "run", "-m", "pytest", *tests, success_codes=[0, 1])
