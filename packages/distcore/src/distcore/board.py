@@ -157,9 +157,11 @@ def board_of(group: object = None) -> Board | None:
     member: object = getattr(channel, "group", None)
     if is_in_world(member):
         channel, member = channel_of(), world()
+    if channel is None or member is None:
+        return None
     with _LOCK:
-        if channel is None or member is None or member in _BOARDS:
-            return _BOARDS.get(member)
+        if member in _BOARDS:
+            return _BOARDS[member]
         store = _store_of(member)
         if store is None:
             return None

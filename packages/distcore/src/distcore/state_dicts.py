@@ -24,7 +24,7 @@ from distcore.v1.runtime.layouts import is_dtensor
 if TYPE_CHECKING:
     from distcore.world import Group
 
-State: TypeAlias = dict[str, Any]
+State: TypeAlias = dict[Any, Any]
 _Look: TypeAlias = tuple[object, ...]
 
 
