@@ -191,7 +191,7 @@ class Side:
             layout = self._layouts.get(key)
             if layout is None and is_dtensor(value):
                 readings = [layout for layout in readings_of(value) if fits(layout, value)]
-                if len(readings) > 1 and not same_pieces(*readings, self.rank):
+                if len(readings) > 1 and not same_pieces(readings[0], readings[1], self.rank):
                     return None
                 layout = readings[0] if readings else None
             shard = Shard.of(value, self.rank, layout)
