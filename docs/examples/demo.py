@@ -67,7 +67,7 @@ class Source:
 
     def whole(self) -> dict[str, Tensor]:
         """The weights as one process loads them, with the safetensors library."""
-        files = sorted({stored.chunks[0].file for stored in self.checkpoint.values()})
+        files = sorted({stored.chunks[0].file for stored in self.checkpoint.tensors.values()})
         tensors = {key: tensor for file in files for key, tensor in load_file(file).items()}
         wanted = [key for key in self.checkpoint if key.startswith(self.prefix)]
         return {key.removeprefix(self.prefix): tensors[key] for key in wanted}

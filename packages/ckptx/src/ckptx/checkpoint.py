@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
-from ckptx.errors import FormatError, ReadError
 from ckptx.files import FileReader
-from ckptx.formats import safetensors
-from ckptx.stored import StoredTensor
+from ckptx.formats import source as sources
+from ckptx.integrity import Integrity, read_integrity
+from ckptx.stored import StoredTensor, StoredValue
 from distcore.v1 import Region
 
 if TYPE_CHECKING:
@@ -20,29 +20,37 @@ if TYPE_CHECKING:
 
 Path: TypeAlias = str | os.PathLike[str]
 Source: TypeAlias = Path | Mapping[str, Path]
+Entry: TypeAlias = StoredTensor | StoredValue
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint(Mapping[str, StoredTensor]):
-    """The tensors of a checkpoint by key: shapes, dtypes and places, checked; no tensor is loaded.
+class Checkpoint(Mapping[str, Entry]):
+    """The entries of a checkpoint by key: shapes, dtypes and places, checked; nothing is loaded.
 
-    A mapping in the order in which the files name the keys. It holds no open file, so it may be
-    kept, shared between threads and dropped at will. `header_nbytes` is what was read to make it.
+    A mapping of `tensors`, in the order in which the files name the keys, and then `objects`, the
+    entries that are no tensors. It holds no open file, so it may be kept, shared between threads
+    and dropped at will. `header_nbytes` is what was read to make it. `paths` are the names and
+    positions of a key in the nested state dict that was saved, where the files tell. `integrity`
+    are the digests that were written with it, if any.
     """
 
     name: str
     format: str
     tensors: Mapping[str, StoredTensor]
     header_nbytes: int
+    objects: Mapping[str, StoredValue] = field(default_factory=dict)
+    paths: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict, repr=False)
+    integrity: Integrity | None = field(default=None, repr=False)
 
-    def __getitem__(self, key: str) -> StoredTensor:
-        return self.tensors[key]
+    def __getitem__(self, key: str) -> Entry:
+        return self.tensors[key] if key in self.tensors else self.objects[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
+        yield from self.tensors
+        yield from self.objects
 
     def __len__(self) -> int:
-        return len(self.tensors)
+        return len(self.tensors) + len(self.objects)
 
     @property
     def nbytes(self) -> int:
@@ -63,6 +71,10 @@ class Checkpoint(Mapping[str, StoredTensor]):
                 for chunk in stored.chunks
             ]
             state.update(repr((key, stored.shape, stored.dtype, places)).encode())
+        for key in sorted(self.objects):
+            value = self.objects[key]
+            place = (os.path.basename(value.file), value.offset, value.nbytes, value.text)
+            state.update(repr((key, place)).encode())
         return state.hexdigest()
 
     def meta(self, key: str) -> StoredTensor:
@@ -70,7 +82,19 @@ class Checkpoint(Mapping[str, StoredTensor]):
         try:
             return self.tensors[key]
         except KeyError:
-            raise KeyError(f"{key!r} is not in {self.name}") from None
+            raise KeyError(f"{key!r} is not a tensor in {self.name}") from None
+
+    def value(self, key: str) -> object:
+        """Read an entry that is no tensor, as data; KeyError for a key it has not.
+
+        Objects of other classes than Python's plain ones are left as inert records.
+        """
+        from ckptx.values import read_value
+
+        if key not in self.objects:
+            raise KeyError(f"{key!r} is not a value in {self.name}")
+        with FileReader() as reader:
+            return read_value(self.objects[key], reader)
 
     def read(self, key: str, region: Region | None = None) -> torch.Tensor:
         """Return a Region of a tensor (all of it by default) in new CPU memory.
@@ -84,53 +108,33 @@ class Checkpoint(Mapping[str, StoredTensor]):
 
 
 def open_checkpoint(source: Source) -> Checkpoint:
-    """Read and check the description of a checkpoint of safetensors files; no tensor is read.
+    """Read and check the description of a checkpoint; no tensor is read and no code executed.
 
-    `source` is a file, an index (`*.index.json`), a directory, or a mapping key -> file such as an
-    index holds. In a directory `model.safetensors.index.json` decides which files count, else
-    `model.safetensors`, else the only index or file there is; other files are ignored.
+    `source` is a directory that torch's distributed checkpoint or Megatron-Core's `torch_dist`
+    wrote; a directory of safetensors files, one such file, or an index of them (`*.index.json`);
+    or a mapping key -> safetensors file such as an index holds. In a directory of safetensors
+    `model.safetensors.index.json` decides which files count, else `model.safetensors`, else the
+    only index or file there is, else all files of parts; other files are ignored.
 
-    FormatError names file, key and offset of what is damaged; ReadError what cannot be read.
+    FormatError names file, key and offset of what is damaged, and a directory whose writer did
+    not come to the end; ReadError what cannot be read.
     """
     with FileReader() as reader:
         if isinstance(source, Mapping):
+            name, kind = "a mapping of files", "safetensors"
             files = {key: os.fspath(file) for key, file in source.items()}
-            return _from_files("a mapping of files", files, reader)
-        name = os.fspath(source)
-        index, single = _entry(name)
-        if index is not None:
-            return _from_files(name, safetensors.read_index(reader, index), reader)
-        header = safetensors.read_header(reader, single or name)
-        _refuse_pieces(header)
-        return Checkpoint(name, "safetensors", header.tensors, reader.nbytes)
-
-
-def _entry(name: str) -> tuple[str | None, str | None]:
-    """The index or the single file at `name`, whichever there is."""
-    try:
-        if os.path.isdir(name):
-            return safetensors.files_of_directory(name)
-    except OSError as error:
-        raise ReadError(error.errno, error.strerror, name) from error
-    return (name, None) if name.endswith(".index.json") else (None, name)
-
-
-def _from_files(name: str, files: Mapping[str, str], reader: FileReader) -> Checkpoint:
-    headers: dict[str, safetensors.Header] = {}
-    for file in sorted(set(files.values())):
-        headers[file] = safetensors.read_header(reader, file)
-        _refuse_pieces(headers[file])
-    for key, file in files.items():
-        if key not in headers[file].tensors:
-            raise FormatError(
-                "the index names it here, but the file has it not", file=file, key=key
-            )
-    tensors = {key: headers[file].tensors[key] for key, file in files.items()}
-    return Checkpoint(name, "safetensors", MappingProxyType(tensors), reader.nbytes)
-
-
-def _refuse_pieces(header: safetensors.Header) -> None:
-    """A file of pieces of tensors must not be taken for one of whole tensors."""
-    if "DCP_SHARDING_INFO" in header.metadata:
-        text = "it holds pieces of tensors (DCP_SHARDING_INFO), which are not read yet"
-        raise FormatError(text, file=header.file)
+            contents = sources.read_mapping(reader, files)
+            integrity = None
+        else:
+            name = os.fspath(source)
+            kind, contents = sources.read_source(reader, name)
+            integrity = read_integrity(reader, name)
+        return Checkpoint(
+            name=name,
+            format=kind,
+            tensors=MappingProxyType(contents.tensors),
+            header_nbytes=reader.nbytes,
+            objects=MappingProxyType(contents.values),
+            paths=MappingProxyType(contents.paths),
+            integrity=integrity,
+        )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeAlias
 
 from ckptx.errors import FormatError, ReadError
 
@@ -16,20 +16,26 @@ CALL_NBYTES: Final = 16 << 20
 MAX_BUFFERS: Final = min(1024, os.sysconf("SC_IOV_MAX"))
 """The most buffers that one call to the system may fill."""
 
+Watcher: TypeAlias = Callable[[str, int, Sequence[memoryview]], None]
+"""Is shown what was read: the file, the byte from which on, and the buffers that were filled."""
+
 
 class FileReader:
     """Reads ranges of files into memory that the caller gives; no copy is made on the way.
 
     One file is open at a time, so that reading in file order opens each file once. `nbytes`
-    counts every byte read. Belongs to one thread; use `with`, or `close`.
+    counts every byte read; a `watch` is shown all that was read, before the caller gets it.
+    Belongs to one thread; use `with`, or `close`.
     """
 
     nbytes: int
+    watch: Watcher | None
     _file: str | None
     _fd: int
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watcher | None = None) -> None:
         self.nbytes = 0
+        self.watch = watch
         self._file = None
         self._fd = -1
 
@@ -50,6 +56,7 @@ class FileReader:
         FormatError where the file ends too soon; some of the buffers may have changed then.
         """
         fd = self._open(file)
+        first = offset
         batch: list[memoryview] = []
         size = 0
         for buffer in buffers:
@@ -63,6 +70,8 @@ class FileReader:
                 size += len(part)
         if batch:
             self._fill(fd, file, offset, batch)
+        if self.watch is not None:
+            self.watch(file, first, buffers)
 
     def close(self) -> None:
         """Close the file that is open. The reader may be used again afterwards."""

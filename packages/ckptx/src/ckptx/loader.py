@@ -155,10 +155,10 @@ class _Job:
         checkpoint = open_checkpoint(path)
         tensors = tensors_of(state_dict)
         layouts = layouts_here(tensors, given, channel.rank, channel.ranks)
-        missing = tuple(key for key in tensors if key not in checkpoint)
+        missing = tuple(key for key in tensors if key not in checkpoint.tensors)
         unexpected = tuple(key for key in checkpoint if key not in tensors)
-        wanted = [key for key in tensors if key in checkpoint]
-        problems = [p for key in wanted for p in check(key, layouts[key], checkpoint[key])]
+        wanted = [key for key in tensors if key in checkpoint.tensors]
+        problems = [p for key in wanted for p in check(key, layouts[key], checkpoint.tensors[key])]
         if strict:
             problems += [
                 Problem(key, "missing", f"not in the checkpoint {checkpoint.name}")
@@ -191,7 +191,7 @@ class _Job:
         staged = min(ways.max_staging_bytes // 2, MAX_STAGED_NBYTES)
 
         def planned() -> LoadPlan:
-            return plan_load(found, self.checkpoint, channel.ranks, max_staged=staged)
+            return plan_load(found, self.checkpoint.tensors, channel.ranks, max_staged=staged)
 
         return ways.together("plan the load", planned), found
 

@@ -67,7 +67,9 @@ def read_into_staging(
         flat = staging[packing.slice_of(number)]
         for offset, begin, nbytes in _ranges(read):
             line.add(read.chunk.file, offset, flat[begin : begin + nbytes])
-        dense = flat.view(dtypes[read.key]).view(read.region.shape)
+        dense = flat.view(dtypes[read.key]).view(read.chunk.in_file(read.region).shape)
+        if read.chunk.order:
+            dense = dense.permute(read.chunk.dims_in_file())
         found[read.key] = Shard(dense, (Piece(read.region, (0,) * read.region.ndim),))
     line.read()
     return found
@@ -97,11 +99,12 @@ def read_region(key: str, stored: StoredTensor, region: Region) -> torch.Tensor:
 
 
 def _ranges(read: Read) -> Iterator[tuple[int, int, int]]:
-    """The runs of a box: (byte of the file, byte of the dense box, bytes)."""
-    _, length = runs(read.region, read.chunk.region)
-    itemsize = read.nbytes // read.region.numel
+    """The runs of a box: (byte of the file, byte of the dense box as it is stored, bytes)."""
+    region, around = read.chunk.in_file(read.region), read.chunk.in_file(read.chunk.region)
+    _, length = runs(region, around)
+    itemsize = read.nbytes // region.numel
     nbytes = length * itemsize
-    for number, at in enumerate(run_positions(read.region, read.chunk.region)):
+    for number, at in enumerate(run_positions(region, around)):
         yield read.chunk.offset + at * itemsize, number * nbytes, nbytes
 
 

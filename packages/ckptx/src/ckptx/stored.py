@@ -1,4 +1,4 @@
-"""What a checkpoint holds of one tensor: its shape, its dtype, and which bytes of which file."""
+"""What a checkpoint holds of one entry: of a tensor its shape, its dtype, and which bytes of it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,42 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import Literal
 
 from distcore.v1 import Region, itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One Region of a tensor as it lies in a file: row-major, without gaps, from byte `offset`."""
+    """One Region of a tensor as it lies in a file, without gaps, from byte `offset` on.
+
+    It lies row-major, or with its dims in another `order`, from the slowest to the fastest, as a
+    transposed tensor may have been stored. `crc` is the CRC-32 of all its bytes, where known.
+    """
 
     region: Region
     file: str
     offset: int
+    order: tuple[int, ...] = ()
+    crc: int | None = None
+
+    def in_file(self, region: Region) -> Region:
+        """A box of the tensor with its dims in the order of the file."""
+        return _permuted(region, self.order) if self.order else region
+
+    def from_file(self, region: Region) -> Region:
+        """The reverse of `in_file`."""
+        return _permuted(region, self.dims_in_file()) if self.order else region
+
+    def dims_in_file(self) -> tuple[int, ...]:
+        """Where in the order of the file each dim of the tensor stands."""
+        return tuple(self.order.index(dim) for dim in range(len(self.order)))
+
+
+def _permuted(region: Region, order: tuple[int, ...]) -> Region:
+    return Region(
+        tuple(region.start[dim] for dim in order), tuple(region.stop[dim] for dim in order)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +65,21 @@ class StoredTensor:
     def nbytes(self) -> int:
         """The bytes of all elements."""
         return self.numel * itemsize(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValue:
+    """An entry that is no tensor: a number, a string, lists and dicts of them.
+
+    Its `nbytes` bytes lie in `file` from byte `offset` on: `form` says how, as an archive of
+    torch (`"torch"`) or as text (`"json"`, where `text` has it). `Checkpoint.value` reads it.
+    """
+
+    file: str
+    offset: int
+    nbytes: int
+    form: Literal["torch", "json"]
+    text: str = ""
 
 
 def runs(region: Region, chunk: Region) -> tuple[int, int]:

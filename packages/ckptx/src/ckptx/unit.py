@@ -16,7 +16,8 @@ class Unit:
 
     A unit that is not `staged` has one cell, which is the region itself: it is read straight into
     the reader's own place. A staged unit covers cells that lie in the file in runs too short to
-    be read one by one; it is read whole, and every rank, the reader too, gets its part from there.
+    be read one by one, or with their dims in another order; it is read whole, and every rank, the
+    reader too, gets its part from there.
     `nbytes` are read for it, from byte `offset` of the file on.
     """
 
@@ -30,7 +31,8 @@ class Unit:
     offset: int = field(init=False)
 
     def __post_init__(self) -> None:
-        place = position(self.region.start, self.chunk.region)
+        chunk = self.chunk
+        place = position(chunk.in_file(self.region).start, chunk.in_file(chunk.region))
         object.__setattr__(self, "nbytes", self.region.numel * self.itemsize)
         object.__setattr__(self, "offset", self.chunk.offset + place * self.itemsize)
 
@@ -48,7 +50,7 @@ class Unit:
         return Unit(self.key, self.chunk, region, cells, self.itemsize, self.staged)
 
     def cut(self, nbytes: int, min_split: int) -> tuple[list[Unit], list[Unit]]:
-        """Cut it after about `nbytes` bytes, in row-major order: what lies before, and behind.
+        """Cut it after about `nbytes` bytes, in the file's order: what lies before, and behind.
 
         Neither side becomes smaller than `min_split`, unless it has nothing; the cut is off by no
         more than that.
@@ -56,8 +58,9 @@ class Unit:
         if nbytes < min_split or self.nbytes - nbytes < min_split:
             return ([self], []) if nbytes * 2 >= self.nbytes else ([], [self])
         grain = max(1, min_split // (4 * self.itemsize))
-        before_boxes, behind_boxes = cut_box(self.region, nbytes // self.itemsize, grain)
-        return [self.part(box) for box in before_boxes], [self.part(box) for box in behind_boxes]
+        boxes = cut_box(self.chunk.in_file(self.region), nbytes // self.itemsize, grain)
+        before, behind = ([self.part(self.chunk.from_file(box)) for box in side] for side in boxes)
+        return before, behind
 
 
 def cut_box(box: Region, numel: int, grain: int) -> tuple[list[Region], list[Region]]:
@@ -106,12 +109,14 @@ def units_of(
                 left, part = left - numel, cell
             else:
                 left, part = left - region.numel, Cell(region, cell.ranks)
-            count, length = runs(region, chunk.region)
+            count, length = runs(chunk.in_file(region), chunk.in_file(chunk.region))
             if count == 1 or length * size >= min_run:
-                units.append(Unit(key, chunk, region, (part,), size, staged=False))
+                # Dims in another order are put right on the way out of staging.
+                units.append(Unit(key, chunk, region, (part,), size, staged=bool(chunk.order)))
             else:
-                cover = _cover(region, chunk.region, -(-min_run // size))
-                short.setdefault((chunk, cover), []).append(part)
+                around = chunk.in_file(chunk.region)
+                cover = _cover(chunk.in_file(region), around, -(-min_run // size))
+                short.setdefault((chunk, chunk.from_file(cover)), []).append(part)
         if left:
             astray.append(cell)
     for (chunk, cover), parts in short.items():
@@ -126,7 +131,7 @@ def _covering(
         yield Unit(key, chunk, cover, parts, size, staged=True)
     else:
         for part in parts:
-            yield Unit(key, chunk, part.region, (part,), size, staged=False)
+            yield Unit(key, chunk, part.region, (part,), size, staged=bool(chunk.order))
 
 
 def _cover(region: Region, chunk: Region, min_numel: int) -> Region:
