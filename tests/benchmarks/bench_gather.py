@@ -96,7 +96,7 @@ def run_rank(way: str, folder: Path) -> None:
 
 def gather_small(way: str, rank: int) -> None:
     """Load what the call needs, so that only data counts."""
-    global PAYLOAD, TENSOR  # noqa: PLW0603
+    global PAYLOAD, TENSOR
     PAYLOAD, TENSOR = bytes(1024), torch.ones(256)  # type: ignore[assignment]
     gather(way, rank)
 
