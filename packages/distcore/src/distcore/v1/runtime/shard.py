@@ -55,6 +55,8 @@ class Shard:
         if not isinstance(value, torch.Tensor):
             text = f"expected a Tensor, a DTensor or a Shard, got a {type(value).__name__}"
             raise PlanError(Problem("data", "type", text))
+        if value.is_nested:  # it has no shape to ask for
+            raise PlanError(_data_problems(value))
         if layout is None and not is_dtensor(value):
             whole = Region.of_shape(tuple(value.shape))
             return cls(value, (Piece(whole, whole.start),))

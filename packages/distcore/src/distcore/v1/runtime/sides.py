@@ -174,7 +174,8 @@ class Side:
         except KeyError:
             self._refuse(key, "missing", f"no {self._name} of this name was given")
         except PlanError as error:
-            self._refuse(key, "layout", str(error))
+            for problem in error.problems:
+                self._refuse(key, problem.kind, problem.text)
         else:
             if shard is not None:
                 self._shards[key] = shard
@@ -185,7 +186,7 @@ class Side:
 
     def _made(self, key: str) -> Shard | None:
         value = self._values[key]
-        if isinstance(value, torch.Tensor) and type(value) in _PLAIN:
+        if isinstance(value, torch.Tensor) and type(value) in _PLAIN and not value.is_nested:
             shard = Shard(value, (self._whole(tuple(value.shape)),))
         else:
             layout = self._layouts.get(key)
