@@ -1,5 +1,6 @@
 """Read each byte of a checkpoint once per group of ranks, then exchange what each rank needs."""
 
+from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,13 @@ from ckptx.report import LoadReport
 from ckptx.stored import Chunk, StoredTensor
 
 if TYPE_CHECKING:
+    # Exchanging shards
+    from ckptx.cache import StalePlanError
+    from ckptx.exchange import ExchangeError, ExchangeReport
+
     # Loading
     from ckptx.loader import load
+    from ckptx.sharded import ShardedObject, ShardedTensor, is_main_replica
 
 __all__ = [
     "Checkpoint",
@@ -40,13 +46,19 @@ __all__ = [
     "CheckpointTimeout",
     "CheckpointingException",
     "Chunk",
+    "ExchangeError",
+    "ExchangeReport",
     "FormatError",
     "LoadPlan",
     "LoadReport",
     "Read",
     "ReadError",
     "Round",
+    "ShardedObject",
+    "ShardedTensor",
+    "StalePlanError",
     "StoredTensor",
+    "is_main_replica",
     "load",
     "open_checkpoint",
     "plan_load",
@@ -55,10 +67,22 @@ __all__ = [
 __version__ = version("ckptx")
 
 
+# The names that need torch, and the modules in which they are.
+_HOMES = {
+    "ExchangeError": "exchange",
+    "ExchangeReport": "exchange",
+    "ShardedObject": "sharded",
+    "ShardedTensor": "sharded",
+    "StalePlanError": "cache",
+    "is_main_replica": "sharded",
+    "load": "loader",
+}
+
+
 def __getattr__(name: str) -> object:
     """Import torch only when something that needs it is used."""
-    if name == "load":
-        from ckptx.loader import load
-
-        return load
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value  # the next access finds it without this function
+    return value
