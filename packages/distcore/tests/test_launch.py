@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
+import distcore
 from distcore.launch import (
     Launch,
     first_host,
@@ -138,3 +142,16 @@ def test_torchrun_under_srun_counts_its_own_ranks() -> None:
 )
 def test_the_first_host_of_a_list(nodes: str, host: str) -> None:
     assert first_host(nodes) == host
+
+
+def test_asking_for_a_launch_loads_no_torch() -> None:
+    code = "import sys, distcore; distcore.is_distributed_launch(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout == "False\n"
+
+
+def test_every_name_of_the_catalogue_is_there() -> None:
+    assert [name for name in distcore.__all__ if not hasattr(distcore, name)] == []
+    assert set(distcore.__all__) <= set(dir(distcore))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        distcore.nothing  # noqa: B018
