@@ -74,6 +74,18 @@ def test_a_clean_run_leaves_nothing_behind_and_warns_of_nothing(tmp_path: Path) 
     assert "destroy_process_group" not in printed
 
 
+def test_an_own_run_may_raise_on_and_a_timeout_names_the_call(tmp_path: Path) -> None:
+    """Two runs in one process: the second starts afresh on the launcher's store."""
+    code, printed, _ = torchrun("raise", tmp_path)
+    assert code == 0, printed
+    zero, one = ((tmp_path / f"rank{rank}").read_text().splitlines() for rank in (0, 1))
+    assert "PeerError: 'load' failed: rank 1: failed in 'distributed_run'" in zero[0]
+    assert "ValueError: boom on rank one" in one[0]
+    assert "ChannelTimeout: 'load' (call 2): " in zero[2]
+    assert "rank 0 last entered 'load' (call 2); rank 1 last entered 'barrier' (call 1)" in zero[2]
+    assert [line.split(" ", 1)[1] for line in (*zero[1::2], one[1])] == ["group left: False"] * 3
+
+
 @pytest.fixture
 def own_pool() -> Iterator[RankPool]:
     """Two ranks whose world may be spoilt."""

@@ -4,16 +4,37 @@ from __future__ import annotations
 
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
 
 from distcore import all_reduce, barrier, distributed_run
+from distcore.v1.errors import ChannelError, PeerError
 
 
 def note(folder: Path, rank: int, text: str) -> None:
     with (folder / f"rank{rank}").open("a") as file:
         file.write(f"{time.time()} {text}\n")
+
+
+def raise_on(folder: Path) -> None:
+    """An own run that raises on: rank 1 fails, rank 0 then waits for a rank that sleeps."""
+    limit = timedelta(seconds=2)
+    for way in ("fails", "sleeps"):
+        rank = -1
+        try:
+            with distributed_run(limit, "cpu", on_error="raise") as state:
+                rank = state.rank
+                barrier()
+                if rank == 1 and way == "fails":
+                    raise ValueError("boom on rank one")
+                if rank == 1:
+                    time.sleep(3)
+                all_reduce("load", lambda: 1, list)
+        except (ValueError, PeerError, ChannelError) as error:
+            note(folder, rank, f"{type(error).__name__}: {error}")
+        note(folder, rank, f"group left: {dist.is_initialized()}")
 
 
 def main(way: str, folder: Path) -> None:
@@ -38,6 +59,9 @@ def main(way: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    if sys.argv[1] == "raise":
+        raise_on(Path(sys.argv[2]))
+    else:
+        main(sys.argv[1], Path(sys.argv[2]))
     if dist.is_initialized():
         sys.exit("the group was not destroyed")
