@@ -125,18 +125,18 @@ def _compare_order(records: Sequence[Record], side: str) -> None:
     The tensors could be told apart by their keys all the same. But ranks that build one dict in
     two orders do not run the same program, and whatever else goes by order would go wrong.
     """
-    orders: dict[frozenset[str], dict[tuple[str, ...], tuple[int, ...]]] = {}
-    for record in records:
-        keys = tuple(row.key for row in getattr(record, side))
-        seen = orders.setdefault(frozenset(keys), {})
-        seen[keys] = (*seen.get(keys, ()), *record.ranks)
-    for seen in orders.values():
-        if len(seen) < 2:
+    listed = [(record.ranks, [row.key for row in getattr(record, side)]) for record in records]
+    ranks, longest = max(listed, key=lambda entry: len(entry[1]))
+    places = {key: place for place, key in enumerate(longest)}
+    for others, keys in listed:
+        common = [key for key in keys if key in places]
+        wanted = sorted(common, key=places.__getitem__)
+        if common == wanted:
             continue
-        first, second, *_ = seen
-        at = next(n for n, pair in enumerate(zip(first, second, strict=True)) if len({*pair}) > 1)
-        values = {rank: f"{keys[at]!r} at place {at}" for keys in seen for rank in seen[keys]}
-        label = f"the order of the {_SIDES[side]} dict at {first[at]!r}"
+        one, two = next(pair for pair in zip(wanted, common, strict=True) if len({*pair}) > 1)
+        values = dict.fromkeys(ranks, f"{one!r} before {two!r}")
+        values |= dict.fromkeys(others, f"{two!r} before {one!r}")
+        label = f"the order of {one!r} and {two!r} in the {_SIDES[side]} dict"
         raise DisagreementError(label, dict(sorted(values.items())))
 
 

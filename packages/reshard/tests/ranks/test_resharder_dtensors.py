@@ -190,7 +190,7 @@ def partial_and_cut(channel: Channel) -> None:
     torch.manual_seed(dist.get_rank())
     local = torch.randint(-4, 5, (5, 2 if dist.get_rank() % 2 == 0 else 1)).to(torch.bfloat16)
     src = DTensor.from_local(
-        local, mesh, [Partial(), Shard(1)], run_check=False, shape=(5, 3), stride=(3, 1)
+        local, mesh, [Partial(), Shard(1)], run_check=False, shape=torch.Size((5, 3)), stride=(3, 1)
     )
     dst = distribute_tensor(torch.zeros(5, 3), mesh, [Shard(0), Replicate()])
     transfer(src, dst, cast="convert")
@@ -204,8 +204,8 @@ def test_a_partial_source_that_is_cut_and_converted(pool: RankPool) -> None:
 def parameters(channel: Channel) -> None:
     full = torch.arange(12.0).reshape(4, 3)
     mesh = init_device_mesh("cpu", (4,))
-    src = nn.Parameter(distribute_tensor(full, mesh, [Shard(0)]))
-    dst = nn.Parameter(distribute_tensor(torch.zeros(4, 3), mesh, [Shard(1)]))
+    src: Any = nn.Parameter(distribute_tensor(full, mesh, [Shard(0)]))
+    dst: Any = nn.Parameter(distribute_tensor(torch.zeros(4, 3), mesh, [Shard(1)]))
     transfer({"w": src}, {"w": dst})
     assert dst.full_tensor().tolist() == full.tolist()
     assert dst.requires_grad
@@ -268,7 +268,12 @@ def lost_shape(channel: Channel) -> None:
     mesh = init_device_mesh("cpu", (4,))
     rows = 3 if dist.get_rank() == 1 else 1
     src = DTensor.from_local(
-        torch.ones(rows, 2), mesh, [Shard(0)], run_check=False, shape=(4, 2), stride=(2, 1)
+        torch.ones(rows, 2),
+        mesh,
+        [Shard(0)],
+        run_check=False,
+        shape=torch.Size((4, 2)),
+        stride=(2, 1),
     )
     transfer({"w": src}, {"w": torch.zeros(4, 2)})
 
