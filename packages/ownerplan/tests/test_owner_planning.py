@@ -71,7 +71,7 @@ NOTHING = Seen()
 class Example:
     """Shapes over a mesh, the offsets and owners that come of them, and the plan of each rank."""
 
-    shapes: list[tuple[int, ...]]
+    shapes: Sequence[tuple[int, ...]]
     mesh: object
     offsets: tuple[int, ...]
     size: int

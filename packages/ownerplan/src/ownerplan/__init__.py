@@ -1,9 +1,73 @@
 """Who runs the matrix step of which parameter, and a Muon that uses it."""
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from distcore.v1 import require
 
 require(1, by="ownerplan")
 
+# Planning, without torch
+from ownerplan.cost import CostFn, flop_cost_fn, ns_cost_fn
+from ownerplan.layout import (
+    BlockAtomic,
+    GlobalLayout,
+    Range,
+    RowAtomic,
+    TensorAtomic,
+    intersect_ranges,
+)
+from ownerplan.plan import plan_owners
+from ownerplan.report import OwnerPlan
+from ownerplan.work import Work, work_in_chunks, works_in_buffer
+
+if TYPE_CHECKING:
+    # One flat buffer
+    from ownerplan.assignment import assign_owner_work
+    from ownerplan.owner_layout import GroupOwnerLayout
+    from ownerplan.packing import OwnerGatherPlan, OwnerScatterPlan
+
+__all__ = [
+    "BlockAtomic",
+    "CostFn",
+    "GlobalLayout",
+    "GroupOwnerLayout",
+    "OwnerGatherPlan",
+    "OwnerPlan",
+    "OwnerScatterPlan",
+    "Range",
+    "RowAtomic",
+    "TensorAtomic",
+    "Work",
+    "assign_owner_work",
+    "flop_cost_fn",
+    "intersect_ranges",
+    "ns_cost_fn",
+    "plan_owners",
+    "work_in_chunks",
+    "works_in_buffer",
+]
+
 __version__ = version("ownerplan")
+
+# Names that need torch, and the modules that they are loaded from when first used.
+_HOMES = {
+    "GroupOwnerLayout": "owner_layout",
+    "OwnerGatherPlan": "packing",
+    "OwnerScatterPlan": "packing",
+    "assign_owner_work": "assignment",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value  # the next access finds it without this function
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
