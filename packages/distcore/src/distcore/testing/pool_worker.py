@@ -199,5 +199,6 @@ def _load(name: str, file: str | None) -> ModuleType:
 def _rebuilt(parts: bytes) -> BaseException:
     kind, args, state = ForkingPickler.loads(parts)
     error: BaseException = kind.__new__(kind, *args)
+    error.args = args  # an OSError with a constructor of its own does not keep them
     error.__dict__.update(state)
     return error
