@@ -18,7 +18,7 @@ import torch
 
 from ckptx.distribution import ShardDistribution, shard_nbytes
 from ckptx.errors import CheckpointPlanError
-from ckptx.inner import inner_form, inner_tensors, parts_of
+from ckptx.inner import empty_tensor, inner_form, inner_tensors, parts_of
 from ckptx.shard_table import gather_bytes
 from ckptx.sharded import ShardedTensor, ShardId
 from ckptx.steps import play, steps_by_round, steps_by_tensor
@@ -286,7 +286,7 @@ def place_for(shard: ShardedTensor, form: str | None, device: str | torch.device
         raise CheckpointPlanError(Problem(name_of(shard.shard_id), "class", text))
     if shard.data is not None:
         return shard.data
-    return torch.empty(shard.local_shape, dtype=shard.dtype, device=device)
+    return empty_tensor(shard.local_shape, shard.dtype, device)
 
 
 def _gather_forms(work: _Work, channel: Channel, timeout_s: float | None) -> dict[str, str]:

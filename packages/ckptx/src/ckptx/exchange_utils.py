@@ -74,12 +74,11 @@ def _get_empty_tensor_for_exchange(
     shard = needed_shards.get(shard_id)
     if shard is None:
         shard = unneeded_shards[shard_id]
-        like = shard.without_data() if shard.data is None else shard
-        device = None if like.data is None else like.data.device
-        return torch.empty(shard.local_shape, dtype=shard.dtype, device=device), None
+        device = None if shard.data is None else shard.data.device
+        return inner.empty_tensor(shard.local_shape, shard.dtype, device), None
     tensor = shard.data
     if tensor is None:
-        tensor = torch.empty(shard.local_shape, dtype=shard.dtype)
+        tensor = inner.empty_tensor(shard.local_shape, shard.dtype, None)
     loaded_tensors[shard_id] = tensor
     return tensor, tensor.device
 

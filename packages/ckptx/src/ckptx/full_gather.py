@@ -15,7 +15,7 @@ import torch
 
 from ckptx.errors import CheckpointPlanError
 from ckptx.exchange import ExchangeOptions, Tensors, name_of, place_for
-from ckptx.inner import inner_form, inner_tensors, parts_of
+from ckptx.inner import empty_tensor, inner_form, inner_tensors, parts_of
 from ckptx.shard_table import gather_bytes
 from ckptx.sharded import ShardedTensor, ShardId
 from distcore.v1 import Channel, Plan, Problem, Region, Transfer
@@ -89,7 +89,7 @@ class _Loaded:
             same = torch.device(channel.device).type == self.device
             device = channel.device if same else self.device
         if shard is None and self.form is None:
-            return torch.empty(self.shape, dtype=torch_dtype(self.dtype), device=device)
+            return empty_tensor(self.shape, torch_dtype(self.dtype), device)
         if shard is None:
             text = f"comes as {self.form}, of which this rank has none to receive it in"
             raise CheckpointPlanError(Problem(name_of(self.name), "class", text))

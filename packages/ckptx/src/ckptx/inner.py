@@ -66,6 +66,14 @@ def parts_of(form: str) -> list[tuple[str, str, tuple[int, ...]]]:
     return [(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(form)[1]]
 
 
+def empty_tensor(
+    shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.device | None
+) -> torch.Tensor:
+    """A new contiguous tensor. It is made as bytes: for some dtypes torch warns otherwise."""
+    nbytes = torch.Size(shape).numel() * dtype.itemsize
+    return torch.empty(nbytes, dtype=torch.uint8, device=device).view(dtype).view(shape)
+
+
 def is_float8tensor(tensor: torch.Tensor) -> bool:
     """Whether it is a quantised tensor of Transformer Engine, of which version ever.
 
