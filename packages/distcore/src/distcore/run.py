@@ -13,6 +13,8 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from distcore.board import board_of
 from distcore.exits import exit_code, leave
@@ -143,17 +145,30 @@ def _entered_state(timeout: timedelta | None, device: torch.device | str) -> Dis
     cuda = bound.type == "cuda"
     if cuda:
         torch.cuda.set_device(bound)
-    by_env = launch.launcher == "torch" and os.environ.get("RANK")
-    address = f"tcp://{launch.master_addr}:{launch.master_port}"
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
-        init_method="env://" if by_env else address,
+        store=_store_of(launch, timeout),
         timeout=timeout,
         rank=launch.rank,
         world_size=launch.world_size,
         device_id=bound if cuda else None,
     )
     return DistributedState(launch.rank, launch.world_size, bound)
+
+
+def _store_of(launch: Launch, timeout: timedelta | None) -> Store:
+    """The store of this run: a part of the launch's own, which can outlive a run.
+
+    In a second run on one store gloo would take the peers' addresses of the first.
+    """
+    by_env = launch.launcher == "torch" and os.environ.get("RANK")
+    address = "env://" if by_env else f"tcp://{launch.master_addr}:{launch.master_port}"
+    limit = {} if timeout is None else {"timeout": timeout}
+    store, _, _ = next(rendezvous(address, launch.rank, launch.world_size, **limit))
+    if timeout is not None:
+        store.set_timeout(timeout)
+    number = store.add(f"distcore/runs/{launch.rank}", 1)
+    return PrefixStore(f"distcore/run/{number}", store)
 
 
 def _plain_device(device: torch.device | str) -> torch.device:

@@ -74,6 +74,28 @@ def test_a_clean_run_leaves_nothing_behind_and_warns_of_nothing(tmp_path: Path) 
     assert "destroy_process_group" not in printed
 
 
+def test_srun_is_enough_without_any_variable_of_torch(tmp_path: Path) -> None:
+    """Two processes with the variables of a SLURM step on one node."""
+    step = {
+        **{name: text for name, text in os.environ.items() if not name.startswith("SLURM_")},
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+        "OMP_NUM_THREADS": "1",
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(BODY), "clean", str(tmp_path)],
+            env={**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+        )
+        for rank in (0, 1)
+    ]
+    assert [rank.wait(60) for rank in ranks] == [0, 0]
+    for rank in (0, 1):
+        assert (tmp_path / f"rank{rank}").read_text().endswith(" 2 cpu [1, 2]\n")
+
+
 def test_an_own_run_may_raise_on_and_a_timeout_names_the_call(tmp_path: Path) -> None:
     """Two runs in one process: the second starts afresh on the launcher's store."""
     code, printed, _ = torchrun("raise", tmp_path)

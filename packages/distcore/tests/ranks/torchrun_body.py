@@ -20,7 +20,7 @@ def note(folder: Path, rank: int, text: str) -> None:
 
 def raise_on(folder: Path) -> None:
     """An own run that raises on: rank 1 fails, rank 0 then waits for a rank that sleeps."""
-    limit = timedelta(seconds=2)
+    limit = timedelta(seconds=4)
     for way in ("fails", "sleeps"):
         rank = -1
         try:
@@ -30,7 +30,7 @@ def raise_on(folder: Path) -> None:
                 if rank == 1 and way == "fails":
                     raise ValueError("boom on rank one")
                 if rank == 1:
-                    time.sleep(3)
+                    time.sleep(5)
                 all_reduce("load", lambda: 1, list)
         except (ValueError, PeerError, ChannelError) as error:
             note(folder, rank, f"{type(error).__name__}: {error}")
