@@ -164,7 +164,7 @@ def in_world(channel: Channel) -> dict[str, object]:
     return found
 
 
-def test_the_default_world_and_a_subgroup_that_does_not_start_at_zero(pool: RankPool) -> None:
+def test_the_world_and_a_subgroup_not_from_zero_pytorch_141825_152310(pool: RankPool) -> None:
     world = {"world": [0, 1, 2, 3], "cfg": 20}
     odd = {**world, "odd": [1, 3], "odd cfg": "from 3"}
     assert pool.run(in_world).values() == (world, odd, world, odd)

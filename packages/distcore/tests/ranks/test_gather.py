@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from distcore import all_reduce, gather_bytes
+from distcore import all_reduce, broadcast_from, gather_bytes
 from distcore.testing import RankPool, rank_threads
 from distcore.v1.channel import Channel, Message, Pending
 from distcore.v1.errors import DisagreementError, PeerError, PlanError
@@ -64,6 +64,27 @@ def test_a_chunk_of_each_rank_travels_at_a_time_and_nothing_is_padded() -> None:
         return recorder.received
 
     assert rank_threads(3, gather).values() == ([{1: 2, 2: 2}, {2: 2}, {2: 1}], [], [])
+
+
+class Elsewhere(Recorder):
+    """A channel whose device is not plainly the CPU, so that everything is staged."""
+
+    device = "cpu:0"
+
+
+def test_bytes_are_staged_where_the_channel_has_a_device_of_its_own() -> None:
+    def gather(channel: GroupChannel) -> tuple[object, ...]:
+        other = Elsewhere(channel)
+        found = gather_bytes(DATA[channel.rank], 0, other, 2)
+        value = all_reduce("x", lambda: DATA[channel.rank], list, group=other)
+        return found, broadcast_from("y", lambda: 7, rank=1, group=other), value
+
+    rows = [bytearray(item) for item in DATA]
+    assert rank_threads(3, gather).values() == (
+        (rows, 7, list(DATA)),
+        (None, 7, list(DATA)),
+        (None, 7, list(DATA)),
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
