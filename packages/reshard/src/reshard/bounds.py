@@ -43,29 +43,30 @@ class Demand:
     """Adds up, cell by cell, what is needed from which holders."""
 
     def __init__(self) -> None:
-        self._missing: dict[int, int] = {}
+        self._needed: dict[tuple[int, ...], int] = {}
         self._wanted: dict[tuple[int, ...], int] = {}
         self._once: dict[tuple[int, ...], int] = {}
 
-    def add(self, holders: tuple[int, ...], receivers: tuple[int, ...], nbytes: int) -> None:
-        """Count a cell of `nbytes` that `holders` hold and `receivers` need."""
-        held = set(holders)
-        missing = [rank for rank in receivers if rank not in held]
+    def add(self, holders: tuple[int, ...], missing: tuple[int, ...], nbytes: int) -> None:
+        """Count a cell of `nbytes` that `holders` hold and `missing`, none of them, need."""
         if not missing:
             return
-        for rank in missing:
-            self._missing[rank] = self._missing.get(rank, 0) + nbytes
+        self._needed[missing] = self._needed.get(missing, 0) + nbytes
         self._wanted[holders] = self._wanted.get(holders, 0) + nbytes * len(missing)
         self._once[holders] = self._once.get(holders, 0) + nbytes
 
     def bounds(self) -> Bounds:
         """The bounds of all that was added."""
-        wire = sum(self._missing.values())
-        senders = {rank for holders in self._wanted for rank in holders} | set(self._missing)
+        received: dict[int, int] = {}
+        for missing, nbytes in self._needed.items():
+            for rank in missing:
+                received[rank] = received.get(rank, 0) + nbytes
+        wire = sum(received.values())
+        senders = {rank for holders in self._wanted for rank in holders} | set(received)
         shared = -(-wire // len(senders)) if senders else 0
         return Bounds(
             wire_bytes=wire,
-            max_ingress_bytes=max(self._missing.values(), default=0),
+            max_ingress_bytes=max(received.values(), default=0),
             max_egress_bytes=_least_makespan(self._wanted),
             relayed_egress_bytes=max(_least_makespan(self._once), shared),
         )

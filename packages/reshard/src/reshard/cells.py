@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from typing import TypeAlias
 
 from distcore.v1 import Layout, MeshForm, PlanError, Problem, Region, intervals
 
@@ -19,12 +20,20 @@ from distcore.v1 import Layout, MeshForm, PlanError, Problem, Region, intervals
 class Cell:
     """A Region that all of `holders` hold at the source and all of `receivers` at the end.
 
-    Both are global ranks in mesh order; equal tuples of one tensor are one object.
+    All are global ranks in mesh order. `kept` are the receivers that are holders too, `missing`
+    the others; `numel` are its elements.
     """
 
     region: Region
     holders: tuple[int, ...]
     receivers: tuple[int, ...]
+    kept: tuple[int, ...]
+    missing: tuple[int, ...]
+    numel: int
+
+
+_Ranks: TypeAlias = tuple[int, ...]
+_Four: TypeAlias = tuple[_Ranks, _Ranks, _Ranks, _Ranks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +104,22 @@ def _number(axes: Sequence[int], coordinates: Sequence[int], sizes: Sequence[int
 
 def _merged(src: _Side, dst: _Side) -> Iterator[Cell]:
     per_dim = [_overlaps(a, b) for a, b in zip(src.cuts, dst.cuts, strict=True)]
+    split: dict[tuple[tuple[int, ...], ...], _Four] = {}
     for box in product(*per_dim):
         region = Region(tuple(run[0] for run in box), tuple(run[1] for run in box))
-        holders = src.ranks[tuple(run[2] for run in box)]
-        receivers = dst.ranks[tuple(run[3] for run in box)]
-        yield Cell(region, holders, receivers)
+        parts = tuple(run[2] for run in box), tuple(run[3] for run in box)
+        known = split.get(parts)
+        if known is None:
+            known = split[parts] = _split(src.ranks[parts[0]], dst.ranks[parts[1]])
+        yield Cell(region, *known, region.numel)
+
+
+def _split(holders: tuple[int, ...], receivers: tuple[int, ...]) -> _Four:
+    """Holders and receivers, and which of the receivers are holders and which are not."""
+    held = set(holders)
+    kept = tuple(rank for rank in receivers if rank in held)
+    missing = tuple(rank for rank in receivers if rank not in held) if kept else receivers
+    return holders, receivers, kept, missing
 
 
 def _overlaps(
@@ -129,7 +149,6 @@ def _gridded(key: str, src: Layout, dst: Layout) -> Iterator[Cell]:
     for dim in range(len(src.shape)):
         ends = {end for side in sides for box, _ in side for end in (box.start[dim], box.stop[dim])}
         borders.append(sorted(ends))
-    known: dict[tuple[int, ...], tuple[int, ...]] = {}
     for corner in product(*map(pairwise, borders)):
         region = Region(tuple(low for low, _ in corner), tuple(high for _, high in corner))
         holders, receivers = (
@@ -140,6 +159,4 @@ def _gridded(key: str, src: Layout, dst: Layout) -> Iterator[Cell]:
         if not holders:
             text = f"no source rank holds {region}, which ranks {receivers} need"
             raise PlanError(Problem(key, "coverage", text))
-        yield Cell(
-            region, known.setdefault(holders, holders), known.setdefault(receivers, receivers)
-        )
+        yield Cell(region, *_split(holders, receivers), region.numel)

@@ -184,9 +184,8 @@ def _total_nbytes(plan: ReshardPlan, summands: Plan, roster: Roster, rank: int) 
     before = {
         key: itemsize(roster.src.layouts[key.rpartition("\n")[0]].dtype) for key in summands.keys
     }
-    return sum(
-        nbytes
-        for stage, by_key in ((summands, before), *((stage, sizes) for stage in plan.stages))
-        for src, dst, nbytes in sizes_of(stage, by_key)
-        if src != dst and rank in (src, dst)
-    )
+    total = 0
+    for stage, by_key in ((summands, before), *((stage, sizes) for stage in plan.stages)):
+        src, dst, nbytes = sizes_of(stage, by_key)
+        total += int(nbytes[(src != dst) & ((src == rank) | (dst == rank))].sum())
+    return total

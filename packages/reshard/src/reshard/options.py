@@ -17,6 +17,7 @@ class Options:
     `quantum_nbytes`: a cell larger than this is split over its holders.
     `fan_out`: how a cell reaches more receivers than it has holders: `"direct"` from the holders,
     in `"stripe"`s that the receivers pass on, the same per `"node"`, or by cost (`"auto"`).
+    `stripe_nbytes`: no stripe is smaller, so that small cells make no swarm of messages.
     `node_cost`: what a byte between nodes costs, in bytes within a node.
     `max_peers`: how many ranks a rank should send to, and receive from, at most. A receiver whose
     cells have no holder in common needs more, and gets them.
@@ -24,14 +25,16 @@ class Options:
 
     quantum_nbytes: int = 8 << 20
     fan_out: Literal["auto", "direct", "stripe", "node"] = "auto"
+    stripe_nbytes: int = 64 << 10
     node_cost: float = 1.0
     max_peers: int | None = None
 
     def __post_init__(self) -> None:
         problems = []
-        if self.quantum_nbytes < 1:
-            text = f"{self.quantum_nbytes} is not at least 1"
-            problems.append(Problem("quantum_nbytes", "range", text))
+        for name in ("quantum_nbytes", "stripe_nbytes"):
+            if getattr(self, name) < 1:
+                text = f"{getattr(self, name)} is not at least 1"
+                problems.append(Problem(name, "range", text))
         if self.fan_out not in _FAN_OUTS:
             text = f"{self.fan_out!r} is none of {', '.join(map(repr, _FAN_OUTS))}"
             problems.append(Problem("fan_out", "value", text))

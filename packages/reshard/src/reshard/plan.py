@@ -7,27 +7,25 @@ anybody, and it can be made, stored and simulated for thousands of ranks in one 
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Final
 
 from distcore.v1 import (
-    Columns,
     Layout,
     Plan,
     PlanError,
     Problem,
-    Transfer,
     describe_layout,
     itemsize,
     layout_from,
 )
 from reshard.bounds import Bounds, Demand
 from reshard.cells import CellMaker
+from reshard.moves import Moves
 from reshard.options import Options
-from reshard.sources import FanOut, Job, Move, choose_sources
+from reshard.sources import FanOut, Job, choose_sources
 from reshard.stats import Stats
 
 FORMAT: Final = 1
@@ -80,7 +78,7 @@ class ReshardPlan:
                 continue
             size = itemsize(self.src[key].dtype)
             for cell in maker.cells_of(key, self.src[key], self.dst[key]):
-                demand.add(cell.holders, cell.receivers, cell.region.numel * size)
+                demand.add(cell.holders, cell.missing, cell.numel * size)
         return demand.bounds()
 
     def explain(self, key: str) -> str:
@@ -214,90 +212,50 @@ def _alias_problems(
 
 def _jobs(
     keys: Sequence[str], src: Mapping[str, Layout], dst: Mapping[str, Layout]
-) -> tuple[list[Move], list[Job]]:
+) -> tuple[Moves, list[Job]]:
     """What ranks have already, as copies to themselves; and what must come from others."""
     maker = CellMaker()
-    local: list[Move] = []
+    local = Moves()
     jobs: list[Job] = []
     for number, key in enumerate(keys):
         size = itemsize(src[key].dtype)
         for cell in maker.cells_of(key, src[key], dst[key]):
-            held = set(cell.holders)
-            nbytes = cell.region.numel * size
-            remote = tuple(rank for rank in cell.receivers if rank not in held)
-            local += [
-                Move(number, cell.region, rank, rank, nbytes)
-                for rank in cell.receivers
-                if rank in held
-            ]
-            if remote:
-                jobs.append(Job(number, cell.region, nbytes, cell.holders, remote))
+            nbytes = cell.numel * size
+            if cell.kept:
+                local.add(number, cell.region, nbytes, cell.kept, cell.kept)
+            if cell.missing:
+                jobs.append(Job(number, cell.region, nbytes, cell.holders, cell.missing))
     return local, jobs
 
 
 def _cheapest(
     keys: Sequence[str],
-    local: list[Move],
+    local: Moves,
     jobs: list[Job],
     nodes: Mapping[int, int],
     options: Options,
 ) -> tuple[Plan, ...]:
     """The stages under the fan-out asked for, or under the one that costs least."""
     if options.fan_out != "auto":
-        way = options.fan_out
-        best = choose_sources(jobs, options, nodes=nodes, fan_out=way)
+        best = choose_sources(jobs, options, nodes=nodes, fan_out=options.fan_out)
     else:
         best = choose_sources(jobs, options, nodes=nodes, fan_out="direct")
-        sent, received = _busiest(best[0], nodes, options.node_cost)
-        others: list[FanOut] = ["stripe", "node"] if nodes else ["stripe"]
-        if not any(len(job.receivers) > len(job.holders) for job in jobs):
-            others = []
+        sent, received = best[0].busiest(nodes, options.node_cost)
         least = max(sent, received)
+        others: list[FanOut] = ["stripe", "node"] if nodes else ["stripe"]
+        # Nothing is quicker than what every receiver has to take in anyway.
+        if sent <= received and not nodes:
+            others = []
         for way in others:
-            # Nothing is quicker than what every receiver has to take in anyway.
-            if sent <= received and not nodes:
-                break
             found = choose_sources(jobs, options, nodes=nodes, fan_out=way)
-            cost = sum(max(_busiest(moves, nodes, options.node_cost)) for moves in found)
+            cost = sum(max(moves.busiest(nodes, options.node_cost)) for moves in found)
             if cost < least:
                 least, best = cost, found
     first, second = best
-    stages = [_plan_of(keys, [*local, *first])]
-    if second:
-        stages.append(_plan_of(keys, second))
+    stages = [Moves.joined(local, first).plan(keys)]
+    if len(second):
+        stages.append(second.plan(keys))
     return tuple(stages)
-
-
-def _busiest(
-    moves: Iterable[Move], nodes: Mapping[int, int], node_cost: float
-) -> tuple[float, float]:
-    """The time of a stage, in bytes: that of the rank that sends, and that receives, most."""
-    sent: dict[int, float] = {}
-    received: dict[int, float] = {}
-    for move in moves:
-        near = not nodes or nodes.get(move.src) == nodes.get(move.dst)
-        cost = move.nbytes if near else move.nbytes * node_cost
-        sent[move.src] = sent.get(move.src, 0) + cost
-        received[move.dst] = received.get(move.dst, 0) + cost
-    return max(sent.values(), default=0), max(received.values(), default=0)
-
-
-def _plan_of(keys: Sequence[str], moves: list[Move]) -> Plan:
-    """The moves as a plan, by key, then sender, receiver and region."""
-    moves.sort(key=lambda move: (move.key, move.src, move.dst, move.region.start))
-    if len(moves) < 1000:
-        return Plan(Transfer(keys[m.key], m.src, m.dst, m.region) for m in moves)
-    used: dict[int, int] = {}
-    key, src, dst, coords = array("q"), array("q"), array("q"), array("q")
-    at = array("q", [0])
-    for move in moves:
-        key.append(used.setdefault(move.key, len(used)))
-        src.append(move.src)
-        dst.append(move.dst)
-        coords.extend(move.region.start)
-        coords.extend(move.region.stop)
-        at.append(len(coords))
-    return Plan.from_columns(Columns(tuple(keys[k] for k in used), key, src, dst, at, coords))
 
 
 def _ranks_of(layouts: Iterable[Layout]) -> set[int]:

@@ -20,7 +20,8 @@ def traffic_of(plan: ReshardPlan) -> list[list[int]]:
     table = [[0] * len(place) for _ in place]
     sizes = {key: itemsize(layout.dtype) for key, layout in plan.src.items()}
     for stage in plan.stages:
-        for src, dst, nbytes in sizes_of(stage, sizes):
+        columns = (column.tolist() for column in sizes_of(stage, sizes))
+        for src, dst, nbytes in zip(*columns, strict=True):
             table[place[src]][place[dst]] += nbytes
     return table
 

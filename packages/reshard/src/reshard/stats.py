@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from distcore.v1 import Plan
+
+Ints: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,35 +47,30 @@ class Stats(Mapping[str, int]):
     @classmethod
     def of(cls, stages: Sequence[Plan], itemsizes: Mapping[str, int]) -> Stats:
         """Count the transfers of `stages`."""
-        local = 0
-        sent: Counter[int] = Counter()
-        received: Counter[int] = Counter()
-        messages: Counter[int] = Counter()
-        rounds = peers = 0
+        size = 1 + max((rank for stage in stages for rank in stage.ranks[-1:]), default=0)
+        sent, received, messages = (np.zeros(size, dtype=np.int64) for _ in range(3))
+        local = rounds = peers = 0
         for stage in stages:
-            pairs: Counter[tuple[int, int]] = Counter()
-            for src, dst, nbytes in sizes_of(stage, itemsizes):
-                if src == dst:
-                    local += nbytes
-                    continue
-                sent[src] += nbytes
-                received[dst] += nbytes
-                messages[src] += 1
-                messages[dst] += 1
-                pairs[src, dst] += 1
-            out = max(Counter(src for src, _ in pairs).values(), default=0)
-            into = max(Counter(dst for _, dst in pairs).values(), default=0)
-            peers = max(peers, out, into)
+            src, dst, nbytes = sizes_of(stage, itemsizes)
+            local += int(nbytes[src == dst].sum())
+            crossing = src != dst
+            src, dst, nbytes = src[crossing], dst[crossing], nbytes[crossing]
+            for ends, total in ((src, sent), (dst, received)):
+                np.add.at(total, ends, nbytes)
+                messages += np.bincount(ends, minlength=size)
+            pairs = np.unique(src * size + dst)
+            degrees = [np.bincount(ends).max(initial=0) for ends in (pairs // size, pairs % size)]
             # The edges of a bipartite graph can be coloured with as many colours as the
             # largest degree: so many rounds suffice.
-            rounds += max(out, into)
+            rounds += int(max(degrees))
+            peers = max(peers, int(max(degrees)))
         return cls(
-            wire_bytes=sent.total(),
+            wire_bytes=int(sent.sum()),
             local_bytes=local,
-            max_egress_bytes=max(sent.values(), default=0),
-            max_ingress_bytes=max(received.values(), default=0),
-            messages=messages.total() // 2,
-            max_messages=max(messages.values(), default=0),
+            max_egress_bytes=int(sent.max()),
+            max_ingress_bytes=int(received.max()),
+            messages=int(messages.sum()) // 2,
+            max_messages=int(messages.max()),
             max_peers=peers,
             rounds=rounds,
             stages=len(stages),
@@ -80,15 +80,18 @@ class Stats(Mapping[str, int]):
 _NAMES = tuple(field.name for field in fields(Stats))
 
 
-def sizes_of(plan: Plan, itemsizes: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
-    """Sender, receiver and bytes of every transfer."""
+def sizes_of(plan: Plan, itemsizes: Mapping[str, int]) -> tuple[Ints, Ints, Ints]:
+    """Sender, receiver and bytes of every transfer, as columns."""
     columns = plan.columns
-    sizes = [itemsizes[key] for key in columns.keys]
-    coords, at = columns.coords, columns.at
-    for row, (src, dst, key) in enumerate(zip(columns.src, columns.dst, columns.key, strict=True)):
-        low, high = at[row], at[row + 1]
-        ndim = (high - low) // 2
-        nbytes = sizes[key]
-        for dim in range(low, low + ndim):
-            nbytes *= coords[dim + ndim] - coords[dim]
-        yield src, dst, nbytes
+    key, src, dst, at, coords = (
+        np.frombuffer(column, dtype=np.int64)
+        for column in (columns.key, columns.src, columns.dst, columns.at, columns.coords)
+    )
+    nbytes = np.array([itemsizes[name] for name in columns.keys], dtype=np.int64)[key]
+    ndims = np.diff(at) // 2
+    for ndim in np.unique(ndims).tolist():
+        rows = np.flatnonzero(ndims == ndim)
+        for dim in range(ndim):
+            places = at[rows] + dim
+            nbytes[rows] *= coords[places + ndim] - coords[places]
+    return src, dst, nbytes

@@ -120,6 +120,7 @@ def cases(draw: st.DrawFn) -> Case:
         values = torch.arange(torch.Size(shape).numel()).remainder(100).reshape(shape)
         full[key] = values.to(getattr(torch, dtype))
     options = Options(
+        stripe_nbytes=1,
         quantum_nbytes=draw(st.sampled_from([1, 8, 1 << 20])),
         fan_out=draw(st.sampled_from(["auto", "direct", "stripe"])),
         max_peers=draw(st.sampled_from([None, 1])),
