@@ -21,12 +21,14 @@ from ckptx.errors import (
     CheckpointTimeout,
     FormatError,
     ReadError,
+    WriteError,
 )
 
 # Planning, without torch
+from ckptx.placing import SavePlan, Write, plan_save
 from ckptx.plan import LoadPlan, Read, Round, plan_load
-from ckptx.report import LoadReport
-from ckptx.stored import Chunk, StoredTensor
+from ckptx.report import LoadReport, SaveReport
+from ckptx.stored import Chunk, StoredTensor, StoredValue
 
 if TYPE_CHECKING:
     # Exchanging shards
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
     # Loading
     from ckptx.loader import load
+
+    # Saving
+    from ckptx.saver import SaveHandle, save, save_async
     from ckptx.sharded import ShardedObject, ShardedTensor, is_main_replica
 
 __all__ = [
@@ -54,14 +59,23 @@ __all__ = [
     "Read",
     "ReadError",
     "Round",
+    "SaveHandle",
+    "SavePlan",
+    "SaveReport",
     "ShardedObject",
     "ShardedTensor",
     "StalePlanError",
     "StoredTensor",
+    "StoredValue",
+    "Write",
+    "WriteError",
     "is_main_replica",
     "load",
     "open_checkpoint",
     "plan_load",
+    "plan_save",
+    "save",
+    "save_async",
 ]
 
 __version__ = version("ckptx")
@@ -71,11 +85,14 @@ __version__ = version("ckptx")
 _HOMES = {
     "ExchangeError": "exchange",
     "ExchangeReport": "exchange",
+    "SaveHandle": "saver",
     "ShardedObject": "sharded",
     "ShardedTensor": "sharded",
     "StalePlanError": "cache",
     "is_main_replica": "sharded",
     "load": "loader",
+    "save": "saver",
+    "save_async": "saver",
 }
 
 

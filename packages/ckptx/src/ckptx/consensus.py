@@ -1,4 +1,4 @@
-"""Consensus: the ranks agree on what is to be loaded, and learn each other's layouts.
+"""Consensus: the ranks agree on what is to be loaded or saved, and learn each other's layouts.
 
 Layouts that come from a mesh tell what every rank holds, so a digest of 16 bytes per rank is all
 that is exchanged. Where the digests differ, as they do where each rank knows only a mesh of its
@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 
+from ckptx.rows import gather_rows
 from distcore.v1 import Channel, Layout, Piece, Region
 from distcore.v1.runtime import agree, layouts_of
 
@@ -29,6 +30,7 @@ def agree_on_layouts(
     *,
     given: Mapping[str, Layout],
     timeout_s: float | None,
+    label: str = "load",
 ) -> dict[str, Layout]:
     """Return layouts by key that say, for every rank of the channel, what it holds.
 
@@ -36,7 +38,7 @@ def agree_on_layouts(
     DisagreementError on every rank, with what differs, where keys, shapes, dtypes or terms do.
     """
     table = {key: f"{layout.dtype} {list(layout.shape)}" for key, layout in layouts.items()}
-    agree("load", {**table, **terms}, channel, timeout_s=timeout_s)
+    agree(label, {**table, **terms}, channel, timeout_s=timeout_s)
     placed = {key: tensor for key, tensor in tensors.items() if key not in given}
     strided = any(_is_strided(layouts[key]) for key in placed)
     found = dict(layouts)
@@ -72,10 +74,7 @@ def _gathered(
         for key in sorted(layouts)
     ]
     data = json.dumps(own, separators=(",", ":")).encode()
-    sizes = channel.all_gather(len(data).to_bytes(_ROW_NBYTES, "little"), timeout_s=timeout_s)
-    lengths = [int.from_bytes(size, "little") for size in sizes]
-    rows = channel.all_gather(data.ljust(max(lengths), b" "), timeout_s=timeout_s)
-    tables = [json.loads(row) for row in rows]
+    tables = [json.loads(row) for row in gather_rows(data, channel, timeout_s=timeout_s)]
     found = {}
     for number, key in enumerate(sorted(layouts)):
         pieces = {

@@ -1,46 +1,35 @@
-"""Destination: what one rank wants filled, as it stands in the caller's state dict."""
+"""Destination: tensors to be filled or saved, their layouts, and what keeps them from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from ckptx.errors import CheckpointPlanError
 from distcore.v1 import Layout, Problem
-from distcore.v1.runtime import is_dtensor, layout_of
-
-if TYPE_CHECKING:
-    pass
-
-StateDict: TypeAlias = Mapping[str, object]
+from distcore.v1.runtime import Shard, is_dtensor, layout_of
 
 
-def tensors_of(state_dict: StateDict) -> dict[str, torch.Tensor]:
-    """The tensors of a state dict by key; the names of nested dicts are joined with '.'.
+def unfilled(tensors: Mapping[str, torch.Tensor]) -> list[Problem]:
+    """What keeps memory from being written: it is not there, not dense, or used twice."""
+    return [problem for key, tensor in tensors.items() for problem in _unfit(key, tensor)]
 
-    CheckpointPlanError names everything that cannot be filled: a leaf that is no tensor, a key
-    that is no string or that two leaves share, memory that is not there or is used twice.
-    """
-    found: dict[str, torch.Tensor] = {}
-    problems: list[Problem] = []
-    for key, leaf in _leaves(state_dict, ""):
-        if key in found:
-            problems.append(Problem(key, "duplicate", "two entries have this name"))
-        elif isinstance(leaf, torch.Tensor):
-            found[key] = leaf
-            problems += _unfit(key, leaf)
-        elif isinstance(leaf, Problem):
-            problems.append(leaf)
-        else:
-            text = (
-                f"a {type(leaf).__name__} cannot be filled; only tensors are stored in this format"
-            )
-            problems.append(Problem(key, "leaf", text))
-    if problems:
-        raise CheckpointPlanError(problems)
+
+def unsaved(tensors: Mapping[str, torch.Tensor]) -> list[Problem]:
+    """What keeps memory from being saved: it is not there, or not dense."""
+    found = []
+    for key, tensor in tensors.items():
+        problem = _unplain(key, _local(tensor))
+        found += [problem] if problem is not None else []
     return found
+
+
+def shard_of(tensor: torch.Tensor, layout: Layout, rank: int, *, given: bool) -> Shard:
+    """The local memory of a tensor with the regions that lie in it."""
+    if given:
+        return Shard(tensor.detach(), layout.pieces(rank))
+    return Shard.of(tensor, rank, layout)
 
 
 def layouts_here(
@@ -75,31 +64,28 @@ def layouts_here(
     return found
 
 
-def _leaves(node: StateDict, prefix: str) -> Iterator[tuple[str, object]]:
-    for name, value in node.items():
-        key = f"{prefix}{name}"
-        if not isinstance(name, str):
-            yield key, Problem(key, "key", f"the name {name!r} is not a string")
-        elif isinstance(value, Mapping):
-            yield from _leaves(value, f"{key}.")
-        else:
-            yield key, value
-
-
 def _unfit(key: str, tensor: torch.Tensor) -> list[Problem]:
     """What keeps the tensor's memory from being written."""
     local = _local(tensor)
-    if type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        text = f"a {type(local).__name__} has no plain memory; give its inner tensors by name"
-        return [Problem(key, "type", text)]
-    if local.layout != torch.strided:
-        return [Problem(key, "memory", f"its memory is {local.layout}, not strided")]
-    if local.is_meta:
-        return [Problem(key, "memory", "it is on the meta device; use to_empty(device=...) first")]
+    problem = _unplain(key, local)
+    if problem is not None:
+        return [problem]
     if any(step == 0 and size > 1 for step, size in zip(local.stride(), local.shape, strict=True)):
         text = f"its strides {local.stride()} let elements share memory; give it memory of its own"
         return [Problem(key, "memory", text)]
     return []
+
+
+def _unplain(key: str, local: torch.Tensor) -> Problem | None:
+    """What keeps the tensor's memory from being seen as bytes."""
+    if type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        text = f"a {type(local).__name__} has no plain memory; give its inner tensors by name"
+        return Problem(key, "type", text)
+    if local.layout != torch.strided:
+        return Problem(key, "memory", f"its memory is {local.layout}, not strided")
+    if local.is_meta:
+        return Problem(key, "memory", "it is on the meta device; use to_empty(device=...) first")
+    return None
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The errors of ckptx: each is a CheckpointingException, and the type that distcore gives it too.
 
-`FormatError` means that a file is damaged or of an unknown kind, `ReadError` that it could not be
-read; the others say what distcore's errors of the same name say.
+`FormatError` means that a file is damaged or of an unknown kind, `ReadError` and `WriteError` that
+it could not be read or written; the others say what distcore's errors of the same name say.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ class FormatError(CheckpointingException, ValueError):
 
 class ReadError(CheckpointingException, OSError):
     """A file could not be opened or read. `errno`, `strerror` and `filename` say which and why."""
+
+
+class WriteError(CheckpointingException, OSError):
+    """A file could not be written. `errno`, `strerror` and `filename` say which and why."""
 
 
 class CheckpointPlanError(CheckpointingException, PlanError):

@@ -3,35 +3,33 @@
 Phases, each one a collective step that fails on all ranks if it fails on one: (1) open the
 checkpoint, describe the own tensors and check them against it; (2) agree on keys, shapes, dtypes
 and layouts; (3) plan, which proves that every element is stored; only now is memory written:
-(4) read the own part straight into place; (5) exchange; (6) where rows had to be read whole, read
-them into staging and exchange, round by round.
+(4) read the own part straight into place, and judge it by the digests; (5) exchange; (6) where
+rows had to be read whole, read them into staging and exchange, round by round; (7) replace what
+is no tensor.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Literal, TypeVar
+from typing import Literal
 
-import torch
-
-from ckptx.checkpoint import Checkpoint, Source, open_checkpoint
-from ckptx.consensus import agree_on_layouts
-from ckptx.destination import StateDict, layouts_here, tensors_of
-from ckptx.errors import CheckpointPlanError, as_checkpoint_errors
+from ckptx.checkpoint import Source
+from ckptx.errors import as_checkpoint_errors
 from ckptx.files import FileReader
-from ckptx.plan import MAX_STAGED_NBYTES, LoadPlan, Round, check, plan_load
+from ckptx.integrity import Inspector
+from ckptx.leaves import StateDict
+from ckptx.loadjob import Batch, Cast, LoadJob, Mode
+from ckptx.plan import Round
 from ckptx.reader import read_into_places, read_into_staging
 from ckptx.report import LoadReport
-from distcore.v1 import Channel, Layout, Plan, Problem
-from distcore.v1.runtime import ExecuteReport, Group, Shard, channel_over, execute, run_together
-
-T = TypeVar("T")
-
-DEFAULT_STAGING_NBYTES: Final = 64 << 20
-MIN_STAGING_NBYTES: Final = 128 << 10
+from ckptx.settling import settle
+from ckptx.shared_values import replace_values
+from ckptx.ways import DEFAULT_STAGING_NBYTES, Ways, seconds_of
+from distcore.v1 import Layout
+from distcore.v1.runtime import ExecuteReport, Group, Shard, channel_over
 
 
 def load(
@@ -40,10 +38,12 @@ def load(
     *,
     group: Group | None = None,
     strict: bool = True,
+    cast: Cast = "never",
+    mode: Mode = "auto",
     layouts: Mapping[str, Layout] | None = None,
     max_staging_bytes: int = DEFAULT_STAGING_NBYTES,
     same_host: Literal["auto", "off"] = "auto",
-    verify: Literal["xxh3"] | None = None,
+    verify: bool | Literal["xxh3"] = True,
     timeout: float | timedelta | None = None,
 ) -> LoadReport:
     """Fill the tensors of `state_dict`, in place, from the checkpoint at `path`.
@@ -51,20 +51,27 @@ def load(
     Collective over `group`: every rank of it calls with the same keys. Afterwards each tensor
     holds exactly the stored bytes of its part. A plain tensor is filled whole on every rank, a
     DTensor (FSDP2's parameters are some) with its local part. Each stored byte is read by one
-    rank that needs it and sent to the others. Nested dicts are entered; names join with '.'.
+    rank that needs it and sent to the others. Nested dicts, and lists with tensors or dicts in
+    them, are entered; names join with '.'. An entry that is no tensor is replaced by the stored
+    value, which one rank reads for all.
 
     Args:
-        path: what `open_checkpoint` takes: a file, a directory, or a mapping key -> file. Each
+        path: what `open_checkpoint` takes: a directory, a file, or a mapping key -> file. Each
             rank may have the files at another place.
         group: a process group or a Channel. None is the default group, or this process alone
             where there is none.
         strict: whether a key that only one of state dict and checkpoint has is an error.
             Otherwise it is left alone and listed in the report.
+        cast: `"allow"` converts what is stored with another dtype; otherwise that is an error.
+        mode: `"exchange"` reads each byte once and sends it on, `"direct"` lets every rank read
+            all that it needs. `"auto"` reads directly where the ranks need hardly any byte twice.
         layouts: for tensors that are parts of larger ones but no DTensors: the layout by key. A
             rank that has no part in one gives an empty tensor under its key.
         max_staging_bytes: memory that may be held beside the tensors, per rank; 128 KiB at least.
+            A tensor that is cast takes its own size besides.
         same_host: whether ranks on one host exchange through memory.
-        verify: `"xxh3"` proves what was exchanged by a digest.
+        verify: True proves what was read by the checkpoint's digests, where it has any, and then
+            what was exchanged too. `"xxh3"` proves the exchange in any case, False nothing.
         timeout: seconds that each wait for other ranks may last.
 
     Raises, on every rank of the group and with the memory untouched:
@@ -72,141 +79,24 @@ def load(
         CheckpointPeerError: where one rank has such problems, or cannot read its files.
         CheckpointDisagreement: where keys, shapes, dtypes or files differ between ranks.
 
-    A read that fails later raises CheckpointPeerError with file and errno on every rank, a broken
-    connection CheckpointChannelError; then the tensors are incomplete.
+    A read that fails later, or that does not have the digest it should, raises CheckpointPeerError
+    with file, key and errno on every rank, a broken connection CheckpointChannelError; then the
+    tensors are incomplete.
     """
     started = time.monotonic()
-    timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     with as_checkpoint_errors(), channel_over(group) as channel:
-        ways = _Ways(channel, max_staging_bytes, same_host, verify, timeout_s)
+        ways = Ways(channel, max_staging_bytes, same_host, verify, seconds_of(timeout))
 
-        def prepared() -> _Job:
+        def prepared() -> LoadJob:
             ways.check()
-            return _Job.of(state_dict, path, channel, strict=strict, given=layouts or {})
+            given = layouts or {}
+            return LoadJob.of(state_dict, path, channel, strict=strict, cast=cast, given=given)
 
         job = ways.together("open the checkpoint", prepared)
-        plan, found = job.plan(ways)
-        moved = _fill(job.places(found, channel.rank), plan, ways)
-        return _report(job, plan, moved, channel.rank, time.monotonic() - started)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ways:
-    """How bytes travel: the channel, and what the caller said about it."""
-
-    channel: Channel
-    max_staging_bytes: int
-    same_host: Literal["auto", "off"]
-    verify: Literal["xxh3"] | None
-    timeout_s: float | None
-
-    def check(self) -> None:
-        """Refuse what no exchange can be made with."""
-        if self.max_staging_bytes < MIN_STAGING_NBYTES:
-            text = f"{self.max_staging_bytes} is below {MIN_STAGING_NBYTES}"
-            raise CheckpointPlanError(Problem("max_staging_bytes", "range", text))
-
-    def together(self, step: str, fn: Callable[[], T]) -> T:
-        """Run `fn` on every rank; where it fails on one, fail on all."""
-        return run_together(step, fn, self.channel, timeout_s=self.timeout_s)
-
-    def execute(
-        self,
-        plan: Plan,
-        sources: Mapping[str, Shard],
-        destinations: Mapping[str, Shard],
-        staging_nbytes: int,
-    ) -> ExecuteReport:
-        """Carry out an exchange."""
-        return execute(
-            plan,
-            self.channel,
-            sources,
-            destinations,
-            max_staging_bytes=staging_nbytes,
-            verify=self.verify,
-            timeout=self.timeout_s,
-            same_host=self.same_host,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """What one rank has to do, checked on that rank alone."""
-
-    checkpoint: Checkpoint
-    tensors: Mapping[str, torch.Tensor]
-    layouts: Mapping[str, Layout]
-    given: Mapping[str, Layout]
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-
-    @classmethod
-    def of(
-        cls,
-        state_dict: StateDict,
-        path: Source,
-        channel: Channel,
-        *,
-        strict: bool,
-        given: Mapping[str, Layout],
-    ) -> _Job:
-        """Open and describe; raises with everything that does not fit on this rank."""
-        checkpoint = open_checkpoint(path)
-        tensors = tensors_of(state_dict)
-        layouts = layouts_here(tensors, given, channel.rank, channel.ranks)
-        missing = tuple(key for key in tensors if key not in checkpoint.tensors)
-        unexpected = tuple(key for key in checkpoint if key not in tensors)
-        wanted = [key for key in tensors if key in checkpoint.tensors]
-        problems = [p for key in wanted for p in check(key, layouts[key], checkpoint.tensors[key])]
-        if strict:
-            problems += [
-                Problem(key, "missing", f"not in the checkpoint {checkpoint.name}")
-                for key in missing
-            ]
-            text = f"in the checkpoint {checkpoint.name}, but not in the state dict"
-            problems += [Problem(key, "unexpected", text) for key in unexpected]
-        if problems:
-            raise CheckpointPlanError(sorted(problems, key=lambda problem: problem.where))
-        return cls(
-            checkpoint,
-            {key: tensors[key] for key in wanted},
-            {key: layouts[key] for key in wanted},
-            {key: given[key] for key in wanted if key in given},
-            missing,
-            unexpected,
-        )
-
-    def plan(self, ways: _Ways) -> tuple[LoadPlan, Mapping[str, Layout]]:
-        """Agree with the other ranks, and plan. Collective."""
-        channel = ways.channel
-        found = agree_on_layouts(
-            {"<files>": self.checkpoint.digest, "<max_staging_bytes>": ways.max_staging_bytes},
-            self.layouts,
-            self.tensors,
-            channel,
-            given=self.given,
-            timeout_s=ways.timeout_s,
-        )
-        staged = min(ways.max_staging_bytes // 2, MAX_STAGED_NBYTES)
-
-        def planned() -> LoadPlan:
-            return plan_load(found, self.checkpoint.tensors, channel.ranks, max_staged=staged)
-
-        return ways.together("plan the load", planned), found
-
-    def places(self, layouts: Mapping[str, Layout], rank: int) -> dict[str, Shard]:
-        """This rank's tensors with the regions that lie in them."""
-        return {
-            key: _shard(tensor, layouts[key], rank, given=key in self.given)
-            for key, tensor in self.tensors.items()
-        }
-
-
-def _shard(tensor: torch.Tensor, layout: Layout, rank: int, *, given: bool) -> Shard:
-    if given:
-        return Shard(tensor.detach(), layout.pieces(rank))
-    return Shard.of(tensor, rank, layout)
+        job.plan(ways, mode)
+        moved = _fill(job, ways)
+        replace_values(job, ways)
+        return _report(job, moved, channel.rank, time.monotonic() - started)
 
 
 @dataclass(slots=True)
@@ -223,45 +113,106 @@ class _Moved:
         self.received += report.nbytes_received
 
 
-def _fill(places: Mapping[str, Shard], plan: LoadPlan, ways: _Ways) -> _Moved:
+def _fill(job: LoadJob, ways: Ways) -> _Moved:
     """Read and exchange. Collective; from here on the memory changes."""
     moved = _Moved()
-    mine = plan.reads.get(ways.channel.rank, ())
-    staging = ways.max_staging_bytes
-    with FileReader() as files:
-        ways.together(
-            "read the checkpoint",
-            lambda: read_into_places(mine, places, files, copy_nbytes=staging // 8),
-        )
-        moved.add(ways.execute(plan.exchange, places, places, staging))
-        for step in plan.rounds:
-            moved.add(_play(step, places, files, ways))
+    checkpoint = job.checkpoint
+    inspector = None
+    if ways.verify and checkpoint.integrity is not None:
+        inspector = Inspector(checkpoint.integrity, checkpoint.tensors)
+    with FileReader(inspector.watch if inspector is not None else None) as files:
+        step = _Step(job, ways, files, inspector, moved)
+        for batch in job.batches:
+            places = job.places(batch, ways.channel.rank)
+            (step.alone if job.is_direct else step.together)(batch, places)
+            if batch.is_cast:
+                job.cast(batch, places, ways.channel.rank)
         moved.read = files.nbytes
     return moved
 
 
-def _play(
-    step: Round, places: Mapping[str, Shard], files: FileReader, ways: _Ways
-) -> ExecuteReport:
-    """Read rows into staging, and take them from there to their places."""
-    named = {name: places[key] for name, key in step.keys.items()}
-    dtypes = {name: place.data.dtype for name, place in named.items()}
-    mine = step.reads.get(ways.channel.rank, ())
-    staged = ways.together(
-        "read rows of the checkpoint", lambda: read_into_staging(mine, dtypes, files)
-    )
-    return ways.execute(step.exchange, staged, named, ways.max_staging_bytes // 2)
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What it takes to carry out a batch."""
+
+    job: LoadJob
+    ways: Ways
+    files: FileReader
+    inspector: Inspector | None
+    moved: _Moved
+
+    def together(self, batch: Batch, places: Mapping[str, Shard]) -> None:
+        """Read the own part, and exchange."""
+        ways, plan = self.ways, batch.plan
+        staging = ways.max_staging_bytes
+        self._read(batch, places)
+        self._settle()
+        report = ways.execute(
+            plan.exchange, places, places, staging_nbytes=staging, prove=self._is_proven
+        )
+        self.moved.add(report)
+        for step in plan.rounds:
+            self.moved.add(self._play(step, places))
+        if plan.rounds:
+            self._settle()
+
+    def alone(self, batch: Batch, places: Mapping[str, Shard]) -> None:
+        """Read all that this rank needs."""
+        self._read(batch, places)
+
+        def staged() -> None:
+            for step in batch.plan.rounds:
+                named = {name: places[key] for name, key in step.keys.items()}
+                dtypes = {name: place.data.dtype for name, place in named.items()}
+                for reads in step.reads.values():
+                    found = read_into_staging(reads, dtypes, self.files)
+                    for transfer in step.exchange:
+                        source = found[transfer.key].box(transfer.region)
+                        named[transfer.key].box(transfer.region).copy_from(source)
+
+        self.ways.together("read rows of the checkpoint", staged)
+        self._settle()
+
+    @property
+    def _is_proven(self) -> bool:
+        return self.ways.verify == "xxh3" or self.inspector is not None
+
+    def _read(self, batch: Batch, places: Mapping[str, Shard]) -> None:
+        mine = batch.plan.reads.get(self.ways.channel.rank, ())
+        nbytes = self.ways.max_staging_bytes // 8
+        self.ways.together(
+            "read the checkpoint",
+            lambda: read_into_places(mine, places, self.files, copy_nbytes=nbytes),
+        )
+
+    def _play(self, step: Round, places: Mapping[str, Shard]) -> ExecuteReport:
+        """Read rows into staging, and take them from there to their places."""
+        named = {name: places[key] for name, key in step.keys.items()}
+        dtypes = {name: place.data.dtype for name, place in named.items()}
+        mine = step.reads.get(self.ways.channel.rank, ())
+        staged = self.ways.together(
+            "read rows of the checkpoint", lambda: read_into_staging(mine, dtypes, self.files)
+        )
+        nbytes = self.ways.max_staging_bytes // 2
+        return self.ways.execute(
+            step.exchange, staged, named, staging_nbytes=nbytes, prove=self._is_proven
+        )
+
+    def _settle(self) -> None:
+        if self.inspector is not None:
+            settle(self.inspector, self.ways)
 
 
-def _report(job: _Job, plan: LoadPlan, moved: _Moved, rank: int, seconds: float) -> LoadReport:
+def _report(job: LoadJob, moved: _Moved, rank: int, seconds: float) -> LoadReport:
+    plans = [batch.plan for batch in job.batches]
     return LoadReport(
         bytes_read=moved.read,
         bytes_sent=moved.sent,
         bytes_received=moved.received,
         header_bytes_read=job.checkpoint.header_nbytes,
-        lower_bound_read=plan.lower_bound_read,
-        lower_bound_slowest_read=plan.lower_bound_slowest,
-        lower_bound_received=plan.lower_bound_received[rank],
+        lower_bound_read=sum(plan.lower_bound_read for plan in plans),
+        lower_bound_slowest_read=max(plan.lower_bound_slowest for plan in plans),
+        lower_bound_received=sum(plan.lower_bound_received[rank] for plan in plans),
         missing=job.missing,
         unexpected=job.unexpected,
         seconds=seconds,

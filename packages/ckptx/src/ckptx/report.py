@@ -1,4 +1,4 @@
-"""LoadReport: what a load moved, beside the least that it had to move."""
+"""LoadReport, SaveReport: what was moved, beside the least that had to be moved."""
 
 from __future__ import annotations
 
@@ -32,4 +32,23 @@ class LoadReport:
     lower_bound_received: int
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SaveReport:
+    """What one rank's part in a save was.
+
+    `bytes_written` are the calling rank's bytes of tensors; `file_bytes_written` are all that it
+    wrote, headers too. `files` are the names of its files. `total_bytes` are the bytes of tensors
+    that all ranks wrote, each once, and `lower_bound_slowest_write` is the least that the rank
+    which writes most must write, however they are shared out. `seconds` is the wall time on this
+    rank, from the call to the return, `wait` included.
+    """
+
+    bytes_written: int
+    file_bytes_written: int
+    files: tuple[str, ...]
+    total_bytes: int
+    lower_bound_slowest_write: int
     seconds: float

@@ -26,21 +26,46 @@ _TAG: Final = "__ckptx__"
 
 def read_value(stored: StoredValue, reader: FileReader) -> object:
     """The value of an entry; FormatError where its bytes are damaged. Nothing is executed."""
+    return value_of(stored, value_bytes(stored, reader))
+
+
+def value_bytes(stored: StoredValue, reader: FileReader) -> bytes:
+    """The bytes of an entry as they are stored."""
     if stored.form == "json":
-        return from_json(stored.text, stored.file)
+        return stored.text.encode()
     size = reader.size(stored.file)
     if stored.offset + stored.nbytes > size:
         text = f"its item ends at byte {stored.offset + stored.nbytes}, the file at {size}"
         raise FormatError(text, file=stored.file, offset=stored.offset)
-    head = reader.read(stored.file, stored.offset, min(4, stored.nbytes))
-    if head != b"PK\x03\x04":
+    return reader.read(stored.file, stored.offset, stored.nbytes)
+
+
+def value_of(stored: StoredValue, data: bytes) -> object:
+    """The value that the bytes of an entry are; FormatError where they are damaged."""
+    if stored.form == "json":
+        return from_json(data.decode(), stored.file)
+    if not data.startswith(b"PK\x03\x04"):
         # What torch saved before it wrote archives, or bytes of another kind.
-        data = reader.read(stored.file, stored.offset, stored.nbytes)
         return _plain(parse(data, file=stored.file, offset=stored.offset), _no_tensor)
-    archive = Archive.read(reader, stored.file, stored.offset, stored.nbytes)
-    data = archive.contents(reader, "data.pkl")
-    found = parse(data, file=stored.file, offset=stored.offset)
-    return _plain(found, lambda record: _tensor(record, archive, reader))
+    memory = _Memory(data)
+    try:
+        archive = Archive.read(memory, stored.file, 0, len(data))
+        found = parse(archive.contents(memory, "data.pkl"), file=stored.file)
+        return _plain(found, lambda record: _tensor(record, archive, memory))
+    except ValueError as error:
+        text = f"a value is damaged: {error}"
+        raise FormatError(text, file=stored.file, offset=stored.offset) from error
+
+
+class _Memory:
+    """Bytes in memory, read as a file is."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def read(self, file: str, offset: int, nbytes: int) -> bytes:
+        """A range of the bytes."""
+        return self._data[offset : offset + nbytes]
 
 
 def foreign_names(value: object) -> list[str]:
@@ -78,8 +103,8 @@ def _no_tensor(record: TensorRecord) -> object:
     raise ValueError(f"a tensor {record} without its bytes")
 
 
-def _tensor(record: TensorRecord, archive: Archive, reader: FileReader) -> torch.Tensor:
-    data = bytearray(archive.contents(reader, f"data/{record.storage}"))
+def _tensor(record: TensorRecord, archive: Archive, memory: _Memory) -> torch.Tensor:
+    data = bytearray(archive.contents(memory, f"data/{record.storage}"))
     dtype = torch_dtype(record.dtype)
     if not all(record.shape):
         return torch.empty(record.shape, dtype=dtype)
@@ -92,8 +117,45 @@ def _tensor(record: TensorRecord, archive: Archive, reader: FileReader) -> torch
     return flat.as_strided(record.shape, record.strides, record.begin).clone()
 
 
+def plain(value: object) -> object:
+    """The value as it can be written: of Python's plain types all through, and dtypes.
+
+    Numbers of numpy and of enumerations become plain ones. TypeError names the type of anything
+    that cannot be written.
+    """
+    if value is None or type(value) in {bool, int, float, str, bytes}:
+        return value
+    if isinstance(value, Mapping):
+        return {plain(key): plain(part) for key, part in value.items()}
+    if isinstance(value, (list, set, frozenset)):
+        parts = [plain(part) for part in value]
+        return parts if isinstance(value, list) else type(value)(parts)
+    if isinstance(value, tuple):
+        return tuple(plain(part) for part in value)
+    if isinstance(value, torch.dtype):
+        return value
+    if type(value).__module__ == "numpy" and not getattr(value, "ndim", 1):
+        return plain(value.item())  # type: ignore[attr-defined]
+    if isinstance(value, (int, float)):
+        return int(value) if isinstance(value, int) else float(value)
+    if isinstance(value, (str, bytes)):
+        return str.__str__(value) if isinstance(value, str) else bytes(value)
+    raise TypeError(f"a {type(value).__name__} is no plain data: {value!r:.80}")
+
+
+def as_named(value: object) -> object:
+    """A plain value in which each dtype is the name that a pickle has for it."""
+    if isinstance(value, torch.dtype):
+        return Global("torch", str(value).removeprefix("torch."))
+    if isinstance(value, dict):
+        return {as_named(key): as_named(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return type(value)(as_named(part) for part in value)
+    return value
+
+
 def to_json(value: object) -> str:
-    """A value as text. TypeError names what cannot be written."""
+    """A plain value as text. TypeError names what cannot be written."""
     return json.dumps(_tagged(value), separators=(",", ":"))
 
 

@@ -307,7 +307,6 @@ def test_everything_that_does_not_fit_is_told_at_once_on_every_rank(file: Path) 
 @pytest.mark.parametrize(
     ("leaf", "text"),
     [
-        (3, "a int cannot be filled"),
         (torch.ones(2, device="meta"), "meta device"),
         (torch.ones(1).expand(2), "share memory"),
         (torch.ones(2, 2).to_sparse(), "not strided"),
@@ -316,6 +315,11 @@ def test_everything_that_does_not_fit_is_told_at_once_on_every_rank(file: Path) 
 def test_what_cannot_be_filled_is_refused(file: Path, leaf: object, text: str) -> None:
     with pytest.raises(CheckpointPlanError, match=text):
         ckptx.load({"a": {"x": leaf}}, file, strict=False)
+
+
+def test_a_value_is_no_tensor(file: Path) -> None:
+    with pytest.raises(CheckpointPlanError, match="embed: a value in the state dict, a tensor"):
+        ckptx.load({"embed": 3}, file, strict=False)
 
 
 def test_two_entries_of_one_name_are_refused(file: Path) -> None:

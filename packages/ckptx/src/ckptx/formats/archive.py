@@ -11,10 +11,9 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from ckptx.errors import FormatError
-from ckptx.files import FileReader
 
 _LOCAL: Final = struct.Struct("<4s5H3I2H")
 _ENTRY: Final = struct.Struct("<4s6H3I5H2I")
@@ -24,6 +23,13 @@ _END64: Final = struct.Struct("<4sQ2H2I4Q")
 _NONE32: Final = 0xFFFFFFFF
 _TAIL_NBYTES: Final = 1024
 _ALIGNMENT: Final = 64
+
+
+class Ranges(Protocol):
+    """What gives ranges of a file."""
+
+    def read(self, file: str, offset: int, nbytes: int) -> bytes:
+        """`nbytes` bytes from byte `offset` on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,7 @@ class Archive:
     members: Mapping[str, Member]
 
     @classmethod
-    def read(cls, reader: FileReader, file: str, offset: int, nbytes: int) -> Archive:
+    def read(cls, reader: Ranges, file: str, offset: int, nbytes: int) -> Archive:
         """Read the directory; FormatError where the bytes are no such archive."""
         tail = _Tail(reader, file, offset, nbytes)
         try:
@@ -54,7 +60,7 @@ class Archive:
             text = f"the {nbytes} bytes from here on are no archive of torch: {error}"
             raise FormatError(text, file=file, offset=offset) from error
 
-    def place(self, reader: FileReader, name: str) -> tuple[int, int]:
+    def place(self, reader: Ranges, name: str) -> tuple[int, int]:
         """The byte of the file where a member's bytes begin, and how many they are."""
         member = self.members.get(name)
         if member is None:
@@ -69,7 +75,7 @@ class Archive:
             raise FormatError(text, file=self.file, offset=at)
         return begin, member.nbytes
 
-    def contents(self, reader: FileReader, name: str) -> bytes:
+    def contents(self, reader: Ranges, name: str) -> bytes:
         """The bytes of a member."""
         begin, nbytes = self.place(reader, name)
         return reader.read(self.file, begin, nbytes)
@@ -78,7 +84,7 @@ class Archive:
 class _Tail:
     """The last bytes of an archive, read once; whatever lies before them is read when wanted."""
 
-    def __init__(self, reader: FileReader, file: str, offset: int, nbytes: int) -> None:
+    def __init__(self, reader: Ranges, file: str, offset: int, nbytes: int) -> None:
         self.reader, self.file, self.offset, self.nbytes = reader, file, offset, nbytes
         self.begin = max(0, nbytes - _TAIL_NBYTES)
         self.data = reader.read(file, offset + self.begin, nbytes - self.begin)
