@@ -212,8 +212,10 @@ def _memory_of(view: torch.Tensor) -> torch.Tensor | None:
     """The bytes of a view, flat, where they lie in row-major order."""
     if not view.is_contiguous() or view.is_conj() or view.is_neg():
         return None
-    # One element lies in order whatever its strides, but bytes are viewed at stride 1 only.
-    return view.as_strided((view.numel(),), (1,)).view(torch.uint8)
+    if view.ndim != 1 or view.stride() != (1,):
+        # One element lies in order whatever its strides, but bytes are viewed at stride 1 only.
+        view = view.as_strided((view.numel(),), (1,))
+    return view.view(torch.uint8)
 
 
 def _copy(target: torch.Tensor, origin: torch.Tensor) -> None:

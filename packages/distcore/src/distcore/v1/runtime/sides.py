@@ -144,9 +144,10 @@ class Side:
         found = []
         for key, region in regions_of(plan, rows):
             place = (key, region.start, region.stop)
-            if place not in known:
-                known[place] = self._part(key, region)
-            part = known[place]
+            try:
+                part = known[place]
+            except KeyError:
+                part = known[place] = self._part(key, region)
             if part is not None:
                 found.append(part)
         return found
