@@ -421,6 +421,23 @@ def test_a_closed_executor_is_an_error_on_every_rank() -> None:
     assert all("it has been closed" in error.failures[1] for error in errors)
 
 
+def runs_though_one_has_failed(channel: Channel) -> None:
+    target = torch.zeros(4, 3)
+    failure = ArithmeticError("no matrix") if channel.rank == 1 else None
+    with Executor(PLAN, channel, tensors(), {"w": target}) as executor:
+        try:
+            executor.run(failure=failure, timeout_s=10)
+        finally:
+            assert executor.run(timeout_s=10).messages == 1
+            then_works(channel)
+
+
+def test_a_failure_before_a_run_is_told_by_it() -> None:
+    for error in rank_threads(3, runs_though_one_has_failed).raised(PeerError, within_s=WITHIN_S):
+        assert list(error.failures) == [1]
+        assert "ArithmeticError: no matrix" in error.failures[1]
+
+
 def test_an_executor_that_all_have_closed_raises_on_each() -> None:
     def move(channel: Channel) -> None:
         with Executor(PLAN, channel, tensors(), tensors()) as executor:

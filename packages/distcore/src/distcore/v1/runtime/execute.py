@@ -128,12 +128,21 @@ class Executor(AbstractContextManager["Executor"]):
         self._meet(Call.PREPARE, None, deadline)
 
     def run(
-        self, *, progress: Progress | None = None, timeout_s: float | None = None
+        self,
+        *,
+        progress: Progress | None = None,
+        timeout_s: float | None = None,
+        failure: BaseException | None = None,
     ) -> ExecuteReport:
-        """Move the bytes once more. Collective; see `execute` for errors."""
+        """Move the bytes once more. Collective; see `execute` for errors.
+
+        A rank that has failed before it could fill its sources gives its error as `failure`. Then
+        nothing moves and every rank raises PeerError, as where the failure comes to pass in here.
+        """
         started, deadline = time.monotonic(), Deadline.after(timeout_s)
-        closed = PlanError(Problem("executor", "closed", "it has been closed"))
-        self._meet(Call.RUN, closed if self._closed else None, deadline)
+        if self._closed:
+            failure = PlanError(Problem("executor", "closed", "it has been closed"))
+        self._meet(Call.RUN, failure, deadline)
         return self._move(progress, deadline, started)
 
     def close(self) -> None:
