@@ -25,19 +25,27 @@ from ownerplan.work import Work, work_in_chunks, works_in_buffer
 if TYPE_CHECKING:
     # One flat buffer
     from ownerplan.assignment import assign_owner_work
+
+    # The optimizer
+    from ownerplan.flat_buffer import FlatBuffer
+    from ownerplan.muon import OwnerMuon
     from ownerplan.owner_layout import GroupOwnerLayout
     from ownerplan.packing import OwnerGatherPlan, OwnerScatterPlan
+    from ownerplan.step_report import StepReport
 
 __all__ = [
     "BlockAtomic",
     "CostFn",
+    "FlatBuffer",
     "GlobalLayout",
     "GroupOwnerLayout",
     "OwnerGatherPlan",
+    "OwnerMuon",
     "OwnerPlan",
     "OwnerScatterPlan",
     "Range",
     "RowAtomic",
+    "StepReport",
     "TensorAtomic",
     "Work",
     "assign_owner_work",
@@ -53,9 +61,12 @@ __version__ = version("ownerplan")
 
 # Names that need torch, and the modules that they are loaded from when first used.
 _HOMES = {
+    "FlatBuffer": "flat_buffer",
     "GroupOwnerLayout": "owner_layout",
     "OwnerGatherPlan": "packing",
+    "OwnerMuon": "muon",
     "OwnerScatterPlan": "packing",
+    "StepReport": "step_report",
     "assign_owner_work": "assignment",
 }
 
