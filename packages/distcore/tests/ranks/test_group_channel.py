@@ -61,12 +61,12 @@ def test_a_group_of_one_needs_no_peer() -> None:
 def test_a_silent_peer_is_a_timeout_that_names_it() -> None:
     def rank_one_is_silent(channel: Channel) -> None:
         if channel.rank == 1:
-            time.sleep(1)
+            time.sleep(1.5)
             return
         begin = time.monotonic()
         with pytest.raises(ChannelTimeout, match="rank 1") as caught:
             channel.start([], [Message(1, (filled(0, 4),))], timeout_s=0.3).wait()
-        assert time.monotonic() - begin < 0.9
+        assert time.monotonic() - begin < 1.4
         assert (caught.value.peer, caught.value.usable) == (1, False)
         with pytest.raises(ChannelError, match="broke before"):
             channel.all_gather(b"row")

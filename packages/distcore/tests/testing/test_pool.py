@@ -91,7 +91,7 @@ def test_ranks_stay_and_have_a_default_group(pair: RankPool) -> None:
 
 
 def test_exceptions_keep_type_attributes_and_traceback(pair: RankPool) -> None:
-    errors = pair.run(raise_own).raised(OddError, within_s=1)
+    errors = pair.run(raise_own).raised(OddError, within_s=3)
     assert [error.code for error in errors] == [10, 11]
     assert "in raise_own" in errors[1].__notes__[0]
     first, second = pair.run(raise_house_errors).exceptions
@@ -123,7 +123,7 @@ def test_ranks_out_of_step_are_replaced(pair: RankPool) -> None:
 def test_a_rank_that_dies_is_told_and_replaced(pair: RankPool) -> None:
     outcomes = pair.run(rank_one_dies)
     assert isinstance(outcomes[0].exception, OSError)
-    assert outcomes[0].seconds < 3
+    assert outcomes[0].seconds < 4
     died = outcomes[1].exception
     assert isinstance(died, RankDiedError)
     assert (died.rank, died.exit_code) == (1, -signal.SIGKILL)

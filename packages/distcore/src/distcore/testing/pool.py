@@ -39,7 +39,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _START_S = 120.0
-_STEP_S = 3.0
+_STEP_S = 6.0
 
 
 class RankDiedError(RuntimeError):

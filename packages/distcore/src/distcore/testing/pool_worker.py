@@ -136,7 +136,7 @@ def serve(start: Start, connection: Connection[Reply, Task | None]) -> None:
 def in_step(channel: GroupChannel, number: int) -> bool:
     """Whether all ranks come to this point together, with nothing left from before."""
     try:
-        rows = channel.all_gather(number.to_bytes(8, "little"), timeout_s=2)
+        rows = channel.all_gather(number.to_bytes(8, "little"), timeout_s=4)
     except OSError:
         return False
     return len(set(rows)) == 1
