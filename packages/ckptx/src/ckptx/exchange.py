@@ -1,8 +1,8 @@
 """Exchange: shards that some ranks of a group have loaded come to the ranks that need them.
 
-Phases: (1) each rank checks what it has and needs against the distribution, and all agree that
-they can begin; (2) loaders of quantised tensors tell what is inside them; (3) every rank makes
-room; (4) bytes move, only to ranks that need them; (5) all ranks learn whether all succeeded.
+Phases: (1) each rank checks what it has and needs against the distribution and makes room, and all
+learn whether they can begin; (2) ranks with quantised tensors tell what is inside them; (3) bytes
+move, only to ranks that need them; (4) all ranks learn whether all succeeded.
 A mistake on one rank is the same error on every rank, before a byte has moved.
 """
 
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from itertools import accumulate
+from typing import Final, Literal, cast
 
 import torch
 
@@ -22,7 +24,7 @@ from ckptx.inner import empty_tensor, inner_form, inner_tensors, parts_of
 from ckptx.shard_table import gather_bytes
 from ckptx.sharded import ShardedTensor, ShardId
 from ckptx.steps import play, steps_by_round, steps_by_tensor
-from distcore.v1 import Channel, Plan, Problem, Region, Transfer
+from distcore.v1 import Channel, Columns, PeerError, Plan, Problem
 from distcore.v1.runtime import agree, dtype_name, execute, run_together
 
 Tensors = dict[ShardId, torch.Tensor]
@@ -63,14 +65,12 @@ class ExchangeOptions:
             text = f"{algorithm!r} does not verify; 'planned' does"
             raise CheckpointPlanError(Problem("verify", "value", text))
 
-    def terms(self, algorithm: str) -> dict[str, str]:
-        """What all ranks must have in common."""
-        return {
-            "algorithm": algorithm,
-            "max_staging_bytes": str(self.max_staging_bytes),
-            "verify": str(self.verify),
-            "same_host": self.same_host,
-        }
+    def label(self, algorithm: str) -> str:
+        """What the exchange is called, with all that the ranks must have in common."""
+        return (
+            f"exchange shards ({algorithm}, max_staging_bytes={self.max_staging_bytes}, "
+            f"verify={self.verify}, same_host={self.same_host})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +110,18 @@ def exchange(
     options = options or ExchangeOptions()
     timeout_s = options.timeout_s
 
-    def check() -> _Work:
+    def prepare() -> tuple[_Work, Tensors]:
         options.check(algorithm)
-        return _Work.checked(loaded, needed, distribution, channel)
+        work = _Work.checked(loaded, needed, distribution, channel)
+        return work, work.room(channel.device if options.device is None else options.device)
 
-    work = run_together("exchange shards", check, channel, timeout_s=timeout_s)
-    agree("how to exchange shards", options.terms(algorithm), channel, timeout_s=timeout_s)
-    forms = _gather_forms(work, channel, timeout_s)
+    # The label carries the options, so that ranks with other ones are in another call.
+    work, room = run_together(options.label(algorithm), prepare, channel, timeout_s=timeout_s)
+    if algorithm == "planned" and options.same_host == "auto":
+        channel = _with_short_ways(channel, timeout_s)
+    forms = _agree_on_forms(work, room, channel, timeout_s)
     plan, dtypes = work.plan(channel.ranks, forms)
-    device = channel.device if options.device is None else options.device
-
-    def make_room() -> tuple[Tensors, dict[str, torch.Tensor]]:
-        return work.room(forms, device)
-
-    received, places = run_together("make room for shards", make_room, channel, timeout_s=timeout_s)
-    tensors = work.sources(), places
+    tensors = work.sources(), work.places(room)
     if algorithm in STEP_BY_STEP:
         # The executor compares plans and dtypes itself; here the ranks do it before the steps.
         terms = {"plan": plan.digest, **dtypes}
@@ -134,7 +131,18 @@ def exchange(
     else:
         sent, got = _move(plan, channel, tensors, options)
     report = ExchangeReport(algorithm, sent, got, work.bound(), time.monotonic() - started)
-    return {**loaded, **received}, report
+    return {**loaded, **room}, report
+
+
+@dataclass(frozen=True, slots=True)
+class _Crossing:
+    """A shard that leaves its loader: to `others`, the ranks besides that need it."""
+
+    shard_id: ShardId
+    name: str
+    metadata: ShardedTensor
+    main: int
+    others: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +151,7 @@ class _Work:
 
     loaded: Mapping[ShardId, torch.Tensor]
     needed: Mapping[ShardId, ShardedTensor]
-    distribution: ShardDistribution
+    crossing: tuple[_Crossing, ...]
     index: int
 
     @classmethod
@@ -157,116 +165,133 @@ class _Work:
         """Check what this rank has and needs; raises with all that does not fit."""
         if distribution is None:
             raise ExchangeError(Problem("shard_distribution", "missing", "is None"))
-        work = cls(loaded, needed, distribution, channel.index)
-        problems = work._problems(channel.size)
+        index, size = channel.index, channel.size
+        ranks_of, forms = distribution.all_ranks_for_shard, distribution.shard_to_metadata
+        problems = [
+            Problem(name_of(shard), "missing", "is needed, but not dealt out to this rank")
+            for shard in needed
+            if index not in ranks_of.get(shard, ())
+        ]
+        crossing = []
+        for shard, main in distribution.main_rank_for_shard.items():
+            ranks, form = ranks_of.get(shard, []), forms.get(shard)
+            if form is None or not 0 <= min(main, *ranks) <= max(main, *ranks) < size:
+                text = f"has ranks {sorted({main, *ranks})} of {size} and the metadata {form}"
+                problems.append(Problem(name_of(shard), "distribution", text))
+                continue
+            has = loaded.get(shard), needed.get(shard)
+            wrong = _problem(form, (main, *ranks), index, *has)
+            if wrong:
+                problems.append(Problem(name_of(shard), "exchange", wrong))
+            others = tuple(rank for rank in ranks if rank != main)
+            if others:
+                crossing.append(_Crossing(shard, name_of(shard), form, main, others))
         if problems:
             raise ExchangeError(problems)
-        return work
+        return cls(loaded, needed, tuple(crossing), index)
 
-    def _problems(self, size: int) -> list[Problem]:
-        found = [
-            Problem(name_of(name), "missing", "is needed, but not dealt out to this rank")
-            for name in self.needed
-            if self.index not in self.distribution.all_ranks_for_shard.get(name, ())
-        ]
-        for name, main in self.distribution.main_rank_for_shard.items():
-            ranks = self.distribution.all_ranks_for_shard.get(name, [])
-            text = self._problem(name, main, ranks)
-            if not {main, *ranks} <= set(range(size)):
-                text = f"has ranks {sorted({main, *ranks})}, but the group has {size}"
-            if text:
-                found.append(Problem(name_of(name), "exchange", text))
-        return found
+    def room(self, device: str | torch.device) -> Tensors:
+        """A tensor for every shard that this rank receives: its data, or a new one."""
+        return {
+            move.shard_id: place_for(self.needed[move.shard_id], device)
+            for move in self.crossing
+            if self.index in move.others
+        }
 
-    def _problem(self, name: ShardId, main: int, ranks: list[int]) -> str:
-        """What is wrong with one shard, or nothing."""
-        if len(ranks) == 1 and ranks != [main]:
-            return f"rank {ranks[0]} alone needs it, but rank {main} loads it"
-        form = self.distribution.shard_to_metadata.get(name)
-        if form is None:
-            return "has no metadata in the distribution"
-        if main == self.index:
-            tensor = self.loaded.get(name)
-            if tensor is None:
-                return "is to be loaded by this rank, which has not loaded it"
-            if (tensor.dtype, tuple(tensor.shape)) != (form.dtype, form.local_shape):
-                got = f"{tensor.dtype} {tuple(tensor.shape)}"
-                return f"expected {form.dtype} {form.local_shape}, loaded {got}"
-            return ""
-        if name in self.loaded:
-            return f"is loaded by this rank, but dealt out to rank {main}"
-        if self.index not in ranks:
-            return ""
-        shard = self.needed.get(name)
-        if shard is None:
-            return "is dealt out to this rank, which does not ask for it"
-        if (shard.dtype, shard.local_shape) != (form.dtype, form.local_shape):
-            got = f"{shard.dtype} {shard.local_shape}"
-            return f"expected {form.dtype} {form.local_shape}, this rank needs {got}"
+    def forms(self, room: Tensors) -> tuple[dict[str, str], dict[str, str]]:
+        """The inner forms of quantised tensors that this rank sends, and of those to receive in."""
+        sent, awaited = {}, {}
+        for move in self.crossing:
+            if move.main == self.index:
+                form = inner_form(self.loaded[move.shard_id])
+                if form is not None:
+                    sent[move.name] = form
+            elif self.index in move.others:
+                form = inner_form(room[move.shard_id])
+                if form is not None:
+                    awaited[move.name] = form
+        return sent, awaited
+
+    def misfits(self, rank: int, forms: Mapping[str, str], awaited: Mapping[str, str]) -> str:
+        """What a rank cannot receive, because it comes as a tensor of another class."""
+        for move in self.crossing:
+            comes, has = forms.get(move.name), awaited.get(move.name)
+            if rank in move.others and comes != has:
+                return f"{move.name} comes as {comes or 'a plain tensor'}, but is {has or 'plain'}"
         return ""
-
-    def crossing(self) -> list[tuple[ShardId, int, list[int]]]:
-        """The shards that leave their loader: id, loader, and the others that need it."""
-        found = []
-        for name, main in self.distribution.main_rank_for_shard.items():
-            ranks = self.distribution.all_ranks_for_shard.get(name, ())
-            others = [rank for rank in ranks if rank != main]
-            if others:
-                found.append((name, main, others))
-        return found
 
     def plan(self, ranks: Sequence[int], forms: Mapping[str, str]) -> tuple[Plan, dict[str, str]]:
         """Who sends what to whom, the same on all ranks; and the dtype of each of its keys."""
-        transfers = []
         dtypes: dict[str, str] = {}
-        for shard, main, others in self.crossing():
-            name, metadata = name_of(shard), self.distribution.shard_to_metadata[shard]
-            form = forms.get(name)
+        key, src, dst, coords = array("q"), array("q"), array("q"), array("q")
+        widths = array("q")
+        for move in self.crossing:
+            form, metadata = forms.get(move.name), move.metadata
             inner = [("", dtype_name(metadata.dtype), metadata.local_shape)]
+            targets = array("q", [ranks[other] for other in move.others])
             for path, dtype, shape in inner if form is None else parts_of(form):
-                key, region = name + path, Region.of_shape(shape)
-                dtypes[key] = dtype
-                transfers += [Transfer(key, ranks[main], ranks[other], region) for other in others]
-        return Plan(transfers), dtypes
-
-    def own_forms(self) -> dict[str, str]:
-        """What is inside the quantised tensors that this rank gives away."""
-        found = {}
-        for name, main, _ in self.crossing():
-            form = inner_form(self.loaded[name]) if main == self.index else None
-            if form is not None:
-                found[name_of(name)] = form
-        return found
+                corner = array("q", (0,) * len(shape) + shape)
+                key.extend((len(dtypes),) * len(targets))
+                src.extend((ranks[move.main],) * len(targets))
+                dst.extend(targets)
+                coords.extend(corner * len(targets))
+                widths.extend((len(corner),) * len(targets))
+                dtypes[move.name + path] = dtype
+        at = array("q", accumulate(widths, initial=0))
+        return Plan.from_columns(Columns(tuple(dtypes), key, src, dst, at, coords)), dtypes
 
     def sources(self) -> dict[str, torch.Tensor]:
         """The plain tensors that this rank gives away, by the plan's keys."""
         return {
-            name_of(name) + path: part
-            for name, main, _ in self.crossing()
-            if main == self.index
-            for path, part in inner_tensors(self.loaded[name]).items()
+            move.name + path: part
+            for move in self.crossing
+            if move.main == self.index
+            for path, part in inner_tensors(self.loaded[move.shard_id]).items()
         }
 
-    def room(
-        self, forms: Mapping[str, str], device: str | torch.device
-    ) -> tuple[Tensors, dict[str, torch.Tensor]]:
-        """Tensors for all that this rank receives, and the plain tensors in them by plan key."""
-        tensors: Tensors = {}
-        places: dict[str, torch.Tensor] = {}
-        for name, _, others in self.crossing():
-            if self.index in others:
-                tensors[name] = place_for(self.needed[name], forms.get(name_of(name)), device)
-                for path, part in inner_tensors(tensors[name]).items():
-                    places[name_of(name) + path] = part
-        return tensors, places
+    def places(self, room: Tensors) -> dict[str, torch.Tensor]:
+        """The plain tensors that this rank receives in, by the plan's keys."""
+        return {
+            move.name + path: part
+            for move in self.crossing
+            if self.index in move.others
+            for path, part in inner_tensors(room[move.shard_id]).items()
+        }
 
     def bound(self) -> int:
         """The bytes of all shards that this rank needs and has not loaded."""
         return sum(
-            shard_nbytes(self.distribution.shard_to_metadata[name])
-            for name, _, others in self.crossing()
-            if self.index in others
+            shard_nbytes(move.metadata) for move in self.crossing if self.index in move.others
         )
+
+
+def _problem(
+    form: ShardedTensor,
+    dealt: tuple[int, ...],
+    index: int,
+    tensor: torch.Tensor | None,
+    shard: ShardedTensor | None,
+) -> str:
+    """What is wrong with a shard on a rank, or nothing; `dealt` is its loader, then all ranks."""
+    main, *ranks = dealt
+    wanted = (form.dtype, form.local_shape)
+    if len(ranks) == 1 and ranks[0] != main:
+        return f"rank {ranks[0]} alone needs it, but rank {main} loads it"
+    if main == index:
+        if tensor is None:
+            return "is to be loaded by this rank, which has not loaded it"
+        if (tensor.dtype, tuple(tensor.shape)) != wanted:
+            got = f"{tensor.dtype} {tuple(tensor.shape)}"
+            return f"expected {form.dtype} {form.local_shape}, loaded {got}"
+    elif tensor is not None:
+        return f"is loaded by this rank, but dealt out to rank {main}"
+    elif index in ranks:
+        if shard is None:
+            return "is dealt out to this rank, which does not ask for it"
+        if (shard.dtype, shard.local_shape) != wanted:
+            got = f"{shard.dtype} {shard.local_shape}"
+            return f"expected {form.dtype} {form.local_shape}, this rank needs {got}"
+    return ""
 
 
 def name_of(shard_id: ShardId) -> str:
@@ -275,32 +300,38 @@ def name_of(shard_id: ShardId) -> str:
     return f"{key} at {list(offset)}" + ("" if flat is None else f" flat {flat[0]}:{flat[1]}")
 
 
-def place_for(shard: ShardedTensor, form: str | None, device: str | torch.device) -> torch.Tensor:
-    """The tensor into which a shard is received: its data, or a new one.
-
-    `form` is the inner form of the tensor that comes. CheckpointPlanError where they do not fit.
-    """
-    own = None if shard.data is None else inner_form(shard.data)
-    if own != form:
-        text = f"cannot be filled: comes as {form or 'a plain tensor'}, has {own or 'none such'}"
-        raise CheckpointPlanError(Problem(name_of(shard.shard_id), "class", text))
+def place_for(shard: ShardedTensor, device: str | torch.device) -> torch.Tensor:
+    """The tensor into which a shard is received: its data, or a new one."""
     if shard.data is not None:
         return shard.data
     return empty_tensor(shard.local_shape, shard.dtype, device)
 
 
-def _gather_forms(work: _Work, channel: Channel, timeout_s: float | None) -> dict[str, str]:
-    """The inner forms of all quantised shards that move. Collective."""
+def _with_short_ways(channel: Channel, timeout_s: float | None) -> Channel:
+    """The channel that goes through memory between ranks of one host, where it has one."""
+    find = getattr(channel, "same_host", None)
+    return channel if find is None else cast("Channel", find(timeout_s=timeout_s))
 
-    def describe() -> bytes:
-        own = work.own_forms()
-        return json.dumps(own).encode() if own else b""
 
-    data = run_together("describe shards", describe, channel, timeout_s=timeout_s)
-    found: dict[str, str] = {}
-    for row in gather_bytes(data, channel, timeout_s=timeout_s):
-        found |= json.loads(row or b"{}")
-    return found
+def _agree_on_forms(
+    work: _Work, room: Tensors, channel: Channel, timeout_s: float | None
+) -> dict[str, str]:
+    """The inner forms of all quantised shards that move, which fit on every rank. Collective.
+
+    One small exchange where no rank has any.
+    """
+    own = work.forms(room)
+    rows = gather_bytes(json.dumps(own).encode() if any(own) else b"", channel, timeout_s=timeout_s)
+    told = [json.loads(row or b"[{}, {}]") for row in rows]
+    forms: dict[str, str] = {name: form for sent, _ in told for name, form in sent.items()}
+    failures = {
+        channel.ranks[index]: text
+        for index, (_, awaited) in enumerate(told)
+        if (text := work.misfits(index, forms, awaited))
+    }
+    if failures:
+        raise PeerError("receive shards", failures)
+    return forms
 
 
 def _move(

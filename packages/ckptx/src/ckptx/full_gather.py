@@ -19,7 +19,7 @@ from ckptx.inner import empty_tensor, inner_form, inner_tensors, parts_of
 from ckptx.shard_table import gather_bytes
 from ckptx.sharded import ShardedTensor, ShardId
 from distcore.v1 import Channel, Plan, Problem, Region, Transfer
-from distcore.v1.runtime import agree, dtype_name, execute, run_together, torch_dtype
+from distcore.v1.runtime import dtype_name, execute, run_together, torch_dtype
 
 
 def gather_all(
@@ -37,8 +37,8 @@ def gather_all(
     """
     options = options or ExchangeOptions()
     timeout_s = options.timeout_s
-    agree("gather shards", options.terms("gather_object"), channel, timeout_s=timeout_s)
-    own = run_together("describe shards", lambda: _describe(loaded), channel, timeout_s=timeout_s)
+    label = options.label("gather_object")
+    own = run_together(label, lambda: _describe(loaded), channel, timeout_s=timeout_s)
     rows = gather_bytes(own, channel, timeout_s=timeout_s)
     known = [[_Loaded.of(row) for row in json.loads(table)] for table in rows]
     _refuse_duplicates(known, channel.ranks)
@@ -96,7 +96,11 @@ class _Loaded:
         if (dtype_name(shard.dtype), shard.local_shape) != (self.dtype, self.shape):
             text = f"comes as {self.dtype} {self.shape}, needs {shard.dtype} {shard.local_shape}"
             raise CheckpointPlanError(Problem(name_of(self.name), "exchange", text))
-        return place_for(shard, self.form, device)
+        found = place_for(shard, device)
+        if inner_form(found) != self.form:
+            text = f"comes as {self.form or 'a plain tensor'}, is {inner_form(found) or 'plain'}"
+            raise CheckpointPlanError(Problem(name_of(self.name), "class", text))
+        return found
 
 
 def _describe(loaded: Mapping[ShardId, torch.Tensor]) -> bytes:

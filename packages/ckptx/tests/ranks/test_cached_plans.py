@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ckptx import CheckpointingException, CheckpointPeerError, StalePlanError, exchange_utils
+from ckptx.cached_plans import PlanCache
 from ckptx.exchange_utils import (
     ShardDistribution,
     _create_pg_dist_cache,
@@ -301,9 +302,7 @@ def test_a_file_that_one_rank_cannot_see_fails_all(tmp_path: Path) -> None:
 
     def job(channel: Channel) -> None:
         path = tmp_path if channel.rank == 0 else tmp_path / "elsewhere"
-        plans = exchange_utils.PlanCache(
-            _pg_dist_cache_file_path(path, channel), {}, channel, timeout_s=5
-        )
+        plans = PlanCache(_pg_dist_cache_file_path(path, channel), {}, channel, timeout_s=5)
         plans.read(state_of(channel.rank), on_stale="replan")
 
     for error in rank_threads(2, job).raised(PeerError, within_s=5):

@@ -53,7 +53,9 @@ def bits(tensor: torch.Tensor) -> list[int]:
     plain = tensor.detach()
     if plain.element_size() in carrier:
         plain = plain.view(carrier[plain.element_size()])
-    found: list[int] = plain.contiguous().view(-1).view(torch.uint8).tolist()
+    # One element lies in order whatever its stride, which `view` does not know.
+    flat = plain.contiguous().as_strided((plain.numel(),), (1,))
+    found: list[int] = flat.view(torch.uint8).tolist()
     return found
 
 
