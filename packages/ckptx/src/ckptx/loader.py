@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
@@ -21,15 +20,13 @@ from ckptx.errors import as_checkpoint_errors
 from ckptx.files import FileReader
 from ckptx.integrity import Inspector
 from ckptx.leaves import StateDict
-from ckptx.loadjob import Batch, Cast, LoadJob, Mode
-from ckptx.plan import Round
-from ckptx.reader import read_into_places, read_into_staging
+from ckptx.loadjob import Cast, LoadJob, Mode
+from ckptx.reading import Moved, Step
 from ckptx.report import LoadReport
-from ckptx.settling import settle
 from ckptx.shared_values import replace_values
 from ckptx.ways import DEFAULT_STAGING_NBYTES, Ways, seconds_of
 from distcore.v1 import Layout
-from distcore.v1.runtime import ExecuteReport, Group, Shard, channel_over
+from distcore.v1.runtime import Group, channel_over
 
 
 def load(
@@ -99,111 +96,25 @@ def load(
         return _report(job, moved, channel.rank, time.monotonic() - started)
 
 
-@dataclass(slots=True)
-class _Moved:
-    """Bytes that one rank has moved so far."""
-
-    read: int = 0
-    sent: int = 0
-    received: int = 0
-
-    def add(self, report: ExecuteReport) -> None:
-        """Count an exchange in."""
-        self.sent += report.nbytes_sent
-        self.received += report.nbytes_received
-
-
-def _fill(job: LoadJob, ways: Ways) -> _Moved:
+def _fill(job: LoadJob, ways: Ways) -> Moved:
     """Read and exchange. Collective; from here on the memory changes."""
-    moved = _Moved()
+    moved = Moved()
     checkpoint = job.checkpoint
     inspector = None
     if ways.verify and checkpoint.integrity is not None:
         inspector = Inspector(checkpoint.integrity, checkpoint.tensors)
     with FileReader(inspector.watch if inspector is not None else None) as files:
-        step = _Step(job, ways, files, inspector, moved)
+        step = Step(ways, files, inspector, moved)
         for batch in job.batches:
             places = job.places(batch, ways.channel.rank)
-            (step.alone if job.is_direct else step.together)(batch, places)
+            (step.alone if job.is_direct else step.together)(batch.plan, places)
             if batch.is_cast:
                 job.cast(batch, places, ways.channel.rank)
         moved.read = files.nbytes
     return moved
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What it takes to carry out a batch."""
-
-    job: LoadJob
-    ways: Ways
-    files: FileReader
-    inspector: Inspector | None
-    moved: _Moved
-
-    def together(self, batch: Batch, places: Mapping[str, Shard]) -> None:
-        """Read the own part, and exchange."""
-        ways, plan = self.ways, batch.plan
-        staging = ways.max_staging_bytes
-        self._read(batch, places)
-        self._settle()
-        report = ways.execute(
-            plan.exchange, places, places, staging_nbytes=staging, prove=self._is_proven
-        )
-        self.moved.add(report)
-        for step in plan.rounds:
-            self.moved.add(self._play(step, places))
-        if plan.rounds:
-            self._settle()
-
-    def alone(self, batch: Batch, places: Mapping[str, Shard]) -> None:
-        """Read all that this rank needs."""
-        self._read(batch, places)
-
-        def staged() -> None:
-            for step in batch.plan.rounds:
-                named = {name: places[key] for name, key in step.keys.items()}
-                dtypes = {name: place.data.dtype for name, place in named.items()}
-                for reads in step.reads.values():
-                    found = read_into_staging(reads, dtypes, self.files)
-                    for transfer in step.exchange:
-                        source = found[transfer.key].box(transfer.region)
-                        named[transfer.key].box(transfer.region).copy_from(source)
-
-        self.ways.together("read rows of the checkpoint", staged)
-        self._settle()
-
-    @property
-    def _is_proven(self) -> bool:
-        return self.ways.verify == "xxh3" or self.inspector is not None
-
-    def _read(self, batch: Batch, places: Mapping[str, Shard]) -> None:
-        mine = batch.plan.reads.get(self.ways.channel.rank, ())
-        nbytes = self.ways.max_staging_bytes // 8
-        self.ways.together(
-            "read the checkpoint",
-            lambda: read_into_places(mine, places, self.files, copy_nbytes=nbytes),
-        )
-
-    def _play(self, step: Round, places: Mapping[str, Shard]) -> ExecuteReport:
-        """Read rows into staging, and take them from there to their places."""
-        named = {name: places[key] for name, key in step.keys.items()}
-        dtypes = {name: place.data.dtype for name, place in named.items()}
-        mine = step.reads.get(self.ways.channel.rank, ())
-        staged = self.ways.together(
-            "read rows of the checkpoint", lambda: read_into_staging(mine, dtypes, self.files)
-        )
-        nbytes = self.ways.max_staging_bytes // 2
-        return self.ways.execute(
-            step.exchange, staged, named, staging_nbytes=nbytes, prove=self._is_proven
-        )
-
-    def _settle(self) -> None:
-        if self.inspector is not None:
-            settle(self.inspector, self.ways)
-
-
-def _report(job: LoadJob, moved: _Moved, rank: int, seconds: float) -> LoadReport:
+def _report(job: LoadJob, moved: Moved, rank: int, seconds: float) -> LoadReport:
     plans = [batch.plan for batch in job.batches]
     return LoadReport(
         bytes_read=moved.read,

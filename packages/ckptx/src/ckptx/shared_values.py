@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final
 
+from ckptx.checkpoint import Checkpoint
 from ckptx.errors import FormatError
 from ckptx.files import FileReader
 from ckptx.loadjob import LoadJob
@@ -19,29 +21,38 @@ def replace_values(job: LoadJob, ways: Ways) -> None:
 
     FormatError (as a PeerError on every rank) where a value needs a class that is not loaded.
     """
-    if not job.wanted:
-        return
     stored = job.checkpoint.objects
-
-    def read() -> bytes:
-        if ways.channel.index:
-            return b""
-        with FileReader() as reader:
-            found = [value_bytes(stored[key], reader) for key in sorted(job.wanted)]
-        return b"".join(_LENGTH.pack(len(data)) + data for data in found)
-
-    row = ways.rows(ways.together("read values of the checkpoint", read))[0]
+    found = shared_bytes(job.checkpoint, sorted(job.wanted), ways)
 
     def put() -> None:
-        at = 0
-        for key in sorted(job.wanted):
-            (length,) = _LENGTH.unpack_from(row, at)
-            at += _LENGTH.size + length
-            value = value_of(stored[key], row[at - length : at])
+        for key, data in found.items():
+            value = value_of(stored[key], data)
             names = foreign_names(value)
             if names:
                 text = f"its value needs {', '.join(sorted(set(names)))}, which is not loaded"
                 raise FormatError(text, file=stored[key].file, key=key)
             job.leaves.slots[key].put(value)
 
-    ways.together("replace values", put)
+    if found:
+        ways.together("replace values", put)
+
+
+def shared_bytes(checkpoint: Checkpoint, keys: Sequence[str], ways: Ways) -> dict[str, bytes]:
+    """The bytes of values by key, read by the first rank for all. Collective, the same `keys`."""
+    if not keys:
+        return {}
+
+    def read() -> bytes:
+        if ways.channel.index:
+            return b""
+        with FileReader() as reader:
+            found = [value_bytes(checkpoint.objects[key], reader) for key in keys]
+        return b"".join(_LENGTH.pack(len(data)) + data for data in found)
+
+    row = ways.rows(ways.together("read values of the checkpoint", read))[0]
+    found, at = {}, 0
+    for key in keys:
+        (length,) = _LENGTH.unpack_from(row, at)
+        at += _LENGTH.size + length
+        found[key] = row[at - length : at]
+    return found
