@@ -116,6 +116,9 @@ def _merged(src: _Side, dst: _Side) -> Iterator[Cell]:
 
 def _split(holders: tuple[int, ...], receivers: tuple[int, ...]) -> _Four:
     """Holders and receivers, and which of the receivers are holders and which are not."""
+    if len(receivers) == 1:
+        (only,) = receivers
+        return holders, receivers, *((receivers, ()) if only in holders else ((), receivers))
     held = set(holders)
     kept = tuple(rank for rank in receivers if rank in held)
     missing = tuple(rank for rank in receivers if rank not in held) if kept else receivers

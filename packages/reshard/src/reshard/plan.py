@@ -246,6 +246,8 @@ def _cheapest(
         # Nothing is quicker than what every receiver has to take in anyway.
         if sent <= received and not nodes:
             others = []
+        if not any(len(job.receivers) > len(job.holders) for job in jobs):
+            others = []
         for way in others:
             found = choose_sources(jobs, options, nodes=nodes, fan_out=way)
             cost = sum(max(moves.busiest(nodes, options.node_cost)) for moves in found)
