@@ -167,6 +167,31 @@ def minimums(session: nox.Session, package: str) -> None:
     pytest_outside(session, f"{ROOT}/packages/{package}/tests", *session.posargs)
 
 
+@nox.session(requires=["wheels"])
+@per_package
+def mixed(session: nox.Session, package: str) -> None:
+    """Test the last release of one package with the others as they are in this tree."""
+    tags = session.run(
+        *("git", "tag", "--list", f"{package}-v*", "--sort=-version:refname"),
+        external=True,
+        silent=True,
+    )
+    if not tags:
+        session.skip(f"{package} has no release yet; tests/gates/test_mixed.py makes some up")
+    tree = Path(session.create_tmp()) / "release"
+    tree.mkdir(exist_ok=True)
+    archive = f"{tree}.tar"
+    session.run("git", "archive", "--output", archive, tags.split()[0], external=True)
+    session.run("tar", "-xf", archive, "-C", str(tree), external=True)
+    released = f"--editable={tree}/packages/{package}"
+    rest = [wheel(name) for name in PACKAGES if name != package]
+    session.install(released, *rest, *group("test"))
+    homes = [f"{ROOT}/packages/{name}/tests" for name in PACKAGES if name != package]
+    pytest_outside(
+        session, *homes if package == "distcore" else [f"{tree}/packages/{package}/tests"]
+    )
+
+
 @nox.session(tags=["ci"], requires=["wheels"])
 def docs(session: nox.Session) -> None:
     """Build the documentation into docs/_build/html; a warning is an error."""
