@@ -25,6 +25,7 @@ from ownerplan.work import Work, work_in_chunks, works_in_buffer
 if TYPE_CHECKING:
     # One flat buffer
     from ownerplan.assignment import assign_owner_work
+    from ownerplan.calibration import MeasuredCost, calibrate_cost
 
     # The optimizer
     from ownerplan.flat_buffer import FlatBuffer
@@ -39,6 +40,7 @@ __all__ = [
     "FlatBuffer",
     "GlobalLayout",
     "GroupOwnerLayout",
+    "MeasuredCost",
     "OwnerGatherPlan",
     "OwnerMuon",
     "OwnerPlan",
@@ -49,6 +51,7 @@ __all__ = [
     "TensorAtomic",
     "Work",
     "assign_owner_work",
+    "calibrate_cost",
     "flop_cost_fn",
     "intersect_ranges",
     "ns_cost_fn",
@@ -63,11 +66,13 @@ __version__ = version("ownerplan")
 _HOMES = {
     "FlatBuffer": "flat_buffer",
     "GroupOwnerLayout": "owner_layout",
+    "MeasuredCost": "calibration",
     "OwnerGatherPlan": "packing",
     "OwnerMuon": "muon",
     "OwnerScatterPlan": "packing",
     "StepReport": "step_report",
     "assign_owner_work": "assignment",
+    "calibrate_cost": "calibration",
 }
 
 
