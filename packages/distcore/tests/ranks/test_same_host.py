@@ -23,12 +23,15 @@ from distcore.v1.errors import (
     PlanError,
 )
 from distcore.v1.runtime import host_handshake, shared_segment
+from distcore.v1.runtime.cross_memory import CARRIED_NBYTES
 from distcore.v1.runtime.group_channel import GroupChannel
 from distcore.v1.runtime.host_link import OFFERED
 from distcore.v1.runtime.process_memory import may_read
 from distcore.v1.runtime.same_host import SameHostChannel, with_same_host
 
 SHORT = ["cross_memory", "segment"]
+# More than goes through the socket itself.
+LARGE = 2 * CARRIED_NBYTES
 
 
 def filled(value: int, nbytes: int) -> torch.Tensor:
@@ -233,12 +236,13 @@ def test_rows_of_different_lengths_raise_on_every_rank(mode: str) -> None:
     rank_threads(3, gather).values()
 
 
+@pytest.mark.parametrize("nbytes", [10, LARGE])
 @pytest.mark.parametrize("mode", SHORT)
-def test_sizes_that_differ_raise(mode: str) -> None:
+def test_sizes_that_differ_raise(mode: str, nbytes: int) -> None:
     def differ(channel: Channel) -> None:
         with with_same_host(channel, mode=mode) as short:
             peer = 1 - short.rank
-            sent, received = (filled(0, 10),), (filled(0, 10 + short.rank),)
+            sent, received = (filled(0, nbytes),), (filled(0, nbytes + short.rank),)
             short.start([Message(peer, sent)], [Message(peer, received)], timeout_s=5).wait()
             short.all_gather(b"done")
 
@@ -282,27 +286,29 @@ def test_what_lies_in_the_segment_outlives_its_sender() -> None:
     assert rank_threads(2, send_and_leave).values() == (True, True)
 
 
+@pytest.mark.parametrize("nbytes", [9, LARGE])
 @pytest.mark.parametrize("mode", SHORT)
-def test_buffers_of_a_dropped_receive_are_not_written_late(mode: str) -> None:
+def test_buffers_of_a_dropped_receive_are_not_written_late(mode: str, nbytes: int) -> None:
     """Their memory may be somebody else's by then."""
 
     def drop_the_first(channel: Channel) -> None:
         with with_same_host(channel, mode=mode) as short:
             if short.rank == 0:
-                started = [short.start([Message(1, (filled(1, 9),))], []) for _ in range(2)]
+                started = [short.start([Message(1, (filled(1, nbytes),))], []) for _ in range(2)]
                 short.all_gather(b"sent")
                 for pending in started:
                     pending.wait()
                 short.all_gather(b"row")
             short.all_gather(b"sent")
-            first, second = filled(0, 9), filled(0, 9)
+            first, second = filled(0, nbytes), filled(0, nbytes)
             dropped = short.start([], [Message(0, (first,))])
             kept = short.start([], [Message(0, (second,))])
             del dropped
             try:
                 kept.wait()
             finally:
-                assert first.tolist() == second.tolist() == [0] * 9
+                assert not first.any()
+                assert not second.any()
 
     rank_threads(2, drop_the_first).raised(ChannelError, within_s=3)
 
@@ -312,15 +318,51 @@ def test_what_a_sender_gave_up_is_not_read_late() -> None:
         short = with_same_host(channel, mode="cross_memory")
         if short.rank == 0:
             with pytest.raises(ChannelTimeout) as caught:
-                short.start([Message(1, (filled(1, 9),))], [], timeout_s=0.1).wait()
+                short.start([Message(1, (filled(1, LARGE),))], [], timeout_s=0.1).wait()
             assert caught.value.peer == 1
         else:
             time.sleep(0.5)
             with pytest.raises(ChannelError, match="gave up") as broken:
-                short.start([], [Message(0, (filled(0, 9),))], timeout_s=5).wait()
+                short.start([], [Message(0, (filled(0, LARGE),))], timeout_s=5).wait()
             assert broken.value.peer == 0
 
     rank_threads(2, impatient_sender).values()
+
+
+def test_a_small_message_needs_no_answer() -> None:
+    """Its buffers may be changed at once, and the sender may leave."""
+
+    def send_and_leave(channel: Channel) -> list[list[int]]:
+        with with_same_host(channel, mode="cross_memory") as short:
+            if short.rank == 0:
+                sent = (filled(1, 2), filled(9, 0), filled(3, 1))
+                short.start([Message(1, sent)], [], timeout_s=5).wait()
+                return []
+            time.sleep(0.3)
+            got = (filled(0, 2), filled(0, 0), filled(0, 1))
+            short.start([], [Message(0, got)], timeout_s=5).wait()
+            return [buffer.tolist() for buffer in got]
+
+    assert rank_threads(2, send_and_leave).values() == ([], [[1, 1], [], [3]])
+
+
+def test_sizes_around_what_the_socket_carries() -> None:
+    sizes = [CARRIED_NBYTES - 1, CARRIED_NBYTES, CARRIED_NBYTES + 1, 5, LARGE, 1]
+
+    def send(channel: Channel) -> bool:
+        with with_same_host(channel, mode="cross_memory") as short:
+            peer = 1 - short.rank
+            sent = [torch.arange(n, dtype=torch.int64).to(torch.uint8) for n in sizes]
+            got = [torch.zeros(n, dtype=torch.uint8) for n in sizes]
+            started = [
+                short.start([Message(peer, (one,))], [Message(peer, (other,))], timeout_s=5)
+                for one, other in zip(sent, got, strict=True)
+            ]
+            for pending in started:
+                pending.wait()
+            return all(torch.equal(a, b) for a, b in zip(sent, got, strict=True))
+
+    assert rank_threads(2, send).values() == (True, True)
 
 
 def test_memory_that_cannot_be_read_names_the_peer() -> None:

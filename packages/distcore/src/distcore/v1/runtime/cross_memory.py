@@ -2,10 +2,12 @@
 
 The sender offers its addresses; the receiver reads from there straight into its own buffers and
 says that it has. Nothing is copied twice and nothing packed, however many buffers there are.
+A small message goes with the offer instead, and needs no answer.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -14,11 +16,14 @@ import numpy as np
 
 from distcore.v1.errors import ChannelError
 from distcore.v1.runtime.host_lane import Ticket
-from distcore.v1.runtime.host_link import OFFERED, TAKEN, Frame, HostLink
+from distcore.v1.runtime.host_link import CARRIED, OFFERED, TAKEN, Frame, HostLink
 from distcore.v1.runtime.process_memory import Memory, Spans, memory_of
 
 if TYPE_CHECKING:
     import torch
+
+CARRIED_NBYTES = 32 * 1024
+"""Up to this size, two copies through a socket take less than an answer."""
 
 Read = Callable[[Memory, Spans], None]
 """Fills the first argument with what the peer has at the second."""
@@ -33,9 +38,9 @@ class OfferingLane:
         self._number = 0
 
     def submit(self, buffers: Sequence[torch.Tensor]) -> Ticket:
-        """Offer the message; it is done when the other end has taken it."""
+        """Offer the message; it is done when the other end has taken it, or when it was sent."""
         memory = memory_of(buffers)
-        ticket = Ticket(self._link.peer, done=not memory.nbytes)
+        ticket = Ticket(self._link.peer, done=memory.nbytes <= CARRIED_NBYTES)
         if not ticket.done:
             self._offered.append(ticket)
             self._link.send(
@@ -45,6 +50,11 @@ class OfferingLane:
                 payload=memory.spans[:, 0].tobytes(),
             )
             self._number += 1
+        elif memory.nbytes:
+            payload = b"".join(ctypes.string_at(*span) for span in memory.spans.tolist())
+            self._link.send(
+                CARRIED, number=len(memory.spans), nbytes=memory.nbytes, payload=payload
+            )
         return ticket
 
     def handle(self, frame: Frame) -> None:
@@ -84,24 +94,37 @@ class TakingLane:
         while self._offers and self._waiting:
             offer = self._offers.popleft()
             ticket, ours = self._waiting.popleft()
-            addresses = np.frombuffer(offer.payload, dtype=np.uint64)
-            if (len(addresses), offer.nbytes) != (len(ours.spans), ours.nbytes):
+            count = offer.number if offer.kind == CARRIED else len(offer.payload) // 8
+            if (count, offer.nbytes) != (len(ours.spans), ours.nbytes):
                 raise ChannelError(
-                    f"rank {self._link.peer} sends {len(addresses)} buffers of {offer.nbytes} "
-                    f"bytes, expected {len(ours.spans)} of {ours.nbytes}",
+                    f"rank {self._link.peer} sends {count} buffers of {offer.nbytes} bytes, "
+                    f"expected {len(ours.spans)} of {ours.nbytes}",
                     peer=self._link.peer,
                 )
-            theirs = ours.spans.copy()
-            theirs[:, 0] = addresses
-            self._read(ours, theirs)
-            if not self._link.is_open():
-                # The sender may have reused its memory while we were reading.
-                raise ChannelError(
-                    f"rank {self._link.peer} gave up a message that was being read",
-                    peer=self._link.peer,
-                )
+            if offer.kind == CARRIED:
+                _unpack(offer.payload, ours)
+            else:
+                self._take(offer, ours)
             ticket.done = True
-            self._link.send(TAKEN, number=offer.number)
+
+    def _take(self, offer: Frame, ours: Memory) -> None:
+        theirs = ours.spans.copy()
+        theirs[:, 0] = np.frombuffer(offer.payload, dtype=np.uint64)
+        self._read(ours, theirs)
+        if not self._link.is_open():
+            # The sender may have reused its memory while we were reading.
+            raise ChannelError(
+                f"rank {self._link.peer} gave up a message that was being read",
+                peer=self._link.peer,
+            )
+        self._link.send(TAKEN, number=offer.number)
 
     def close(self) -> None:
         """Do nothing: the memory is the caller's."""
+
+
+def _unpack(payload: bytes, ours: Memory) -> None:
+    at = 0
+    for address, nbytes in ours.spans.tolist():
+        ctypes.memmove(address, payload[at : at + nbytes], nbytes)
+        at += nbytes

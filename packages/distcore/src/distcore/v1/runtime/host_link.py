@@ -1,7 +1,8 @@
 """HostLink: the small messages between two ranks of one host, over a Unix socket.
 
-A link carries no tensor data: it says where data lies, when it was taken, and that the other end
-lives. What a rank closes, the kernel closes for it when it dies: the other end always learns.
+A link says where data lies, when it was taken, and that the other end lives; of the data itself it
+carries only small messages. What a rank closes, the kernel closes for it when it dies: the other
+end always learns.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ _RECEIVE_NBYTES = 256 * 1024
 
 # What a frame says. ROW: a row of an all_gather.
 # OFFERED: a message lies at these addresses. TAKEN: it has been read.
+# CARRIED: a small message itself, of `number` buffers.
 # FILLED: the next slot of the segment holds so many bytes. FREED: a slot may be filled again.
-ROW, OFFERED, TAKEN, FILLED, FREED = range(1, 6)
+ROW, OFFERED, TAKEN, CARRIED, FILLED, FREED = range(1, 7)
 
 
 class Frame(NamedTuple):

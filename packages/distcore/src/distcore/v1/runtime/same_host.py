@@ -208,8 +208,8 @@ class SameHostChannel:
         return exchange
 
     def finish(self, tickets: Sequence[Ticket], deadline: float) -> None:
-        """Move bytes until all `tickets` are done."""
-        if all(ticket.done for ticket in tickets):
+        """Move bytes until all `tickets` are done and all that was said has left."""
+        if all(ticket.done for ticket in tickets) and not self._has_output():
             return
         # Lanes of a broken channel may hold addresses of buffers that are gone.
         self._refuse_if_broken()
@@ -280,7 +280,7 @@ class SameHostChannel:
             for peer in self._peers.values():
                 self._step(peer)
             ranks = awaited()
-            if not ranks and not any(peer.link.has_output for peer in self._peers.values()):
+            if not ranks and not self._has_output():
                 return
             for rank in ranks:
                 if self._peers[rank].link.lost:
@@ -288,6 +288,9 @@ class SameHostChannel:
                         f"rank {self.rank}: rank {rank} has closed its end or died", peer=rank
                     )
             self._listen(ranks, deadline)
+
+    def _has_output(self) -> bool:
+        return any(peer.link.has_output for peer in self._peers.values())
 
     def _step(self, peer: _Peer) -> None:
         try:
