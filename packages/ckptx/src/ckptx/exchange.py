@@ -173,19 +173,20 @@ class _Work:
             if index not in ranks_of.get(shard, ())
         ]
         crossing = []
+        known: dict[tuple[int, ...], tuple[int, ...]] = {}
         for shard, main in distribution.main_rank_for_shard.items():
-            ranks, form = ranks_of.get(shard, []), forms.get(shard)
-            if form is None or not 0 <= min(main, *ranks) <= max(main, *ranks) < size:
-                text = f"has ranks {sorted({main, *ranks})} of {size} and the metadata {form}"
+            dealt, form = (main, *ranks_of.get(shard, ())), forms.get(shard)
+            if form is None or not 0 <= min(dealt) <= max(dealt) < size:
+                text = f"has ranks {sorted({*dealt})} of {size} and the metadata {form}"
                 problems.append(Problem(name_of(shard), "distribution", text))
                 continue
-            has = loaded.get(shard), needed.get(shard)
-            wrong = _problem(form, (main, *ranks), index, *has)
+            wrong = _problem(form, dealt, index, loaded.get(shard), needed.get(shard))
             if wrong:
                 problems.append(Problem(name_of(shard), "exchange", wrong))
-            others = tuple(rank for rank in ranks if rank != main)
-            if others:
-                crossing.append(_Crossing(shard, name_of(shard), form, main, others))
+            if dealt not in known:
+                known[dealt] = tuple(rank for rank in dealt if rank != main)
+            if known[dealt]:
+                crossing.append(_Crossing(shard, name_of(shard), form, main, known[dealt]))
         if problems:
             raise ExchangeError(problems)
         return cls(loaded, needed, tuple(crossing), index)
@@ -230,12 +231,12 @@ class _Work:
             inner = [("", dtype_name(metadata.dtype), metadata.local_shape)]
             targets = array("q", [ranks[other] for other in move.others])
             for path, dtype, shape in inner if form is None else parts_of(form):
-                corner = array("q", (0,) * len(shape) + shape)
-                key.extend((len(dtypes),) * len(targets))
-                src.extend((ranks[move.main],) * len(targets))
+                count = len(targets)
+                key.extend((len(dtypes),) * count)
+                src.extend((ranks[move.main],) * count)
                 dst.extend(targets)
-                coords.extend(corner * len(targets))
-                widths.extend((len(corner),) * len(targets))
+                coords.extend(((0,) * len(shape) + shape) * count)
+                widths.extend((2 * len(shape),) * count)
                 dtypes[move.name + path] = dtype
         at = array("q", accumulate(widths, initial=0))
         return Plan.from_columns(Columns(tuple(dtypes), key, src, dst, at, coords)), dtypes
@@ -321,7 +322,10 @@ def _agree_on_forms(
     One small exchange where no rank has any.
     """
     own = work.forms(room)
-    rows = gather_bytes(json.dumps(own).encode() if any(own) else b"", channel, timeout_s=timeout_s)
+    data = json.dumps(own).encode() if any(own) else b""
+    rows = gather_bytes(data, channel, timeout_s=timeout_s)
+    if not any(rows):
+        return {}
     told = [json.loads(row or b"[{}, {}]") for row in rows]
     forms: dict[str, str] = {name: form for sent, _ in told for name, form in sent.items()}
     failures = {

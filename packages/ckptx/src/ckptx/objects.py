@@ -112,9 +112,9 @@ Form = tuple[Callable[[Any], Parts], Callable[[list[Any], bytes], Any]]
 
 
 def _tensor_parts(value: torch.Tensor) -> Parts:
+    if value.is_quantized or value.layout is not torch.strided:
+        raise CheckpointPlanError(Problem("tensor", "layout", f"a {value.layout} does not travel"))
     plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    if plain.is_quantized or plain.layout is not torch.strided:
-        raise CheckpointPlanError(Problem("tensor", "layout", f"a {plain.layout} does not travel"))
     flat = plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
     return [dtype_name(plain.dtype), list(plain.shape)], flat.numpy().tobytes()
 
