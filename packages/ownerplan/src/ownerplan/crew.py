@@ -75,8 +75,7 @@ class Crew:
     def step(self, groups: Groups, state: State, failure: BaseException | None) -> StepReport:
         """Step every parameter that has a gradient; `failure` tells peers that this rank cannot.
 
-        A rank that fails in one team tells the others, so that nobody waits for it. Raises what
-        failed first.
+        A rank that fails in one team tells its next ones too, so that nobody waits for it.
         """
         started, report = monotonic(), StepReport()
         rules: list[Rule] = []
@@ -93,7 +92,7 @@ class Crew:
             try:
                 report += team.step(present, states.of, terms, failure)
             except Exception as error:  # noqa: BLE001 - told to the other teams and raised below
-                failure = failure or error
+                failure = error
         if failure is not None:
             raise failure
         report += StepReport(

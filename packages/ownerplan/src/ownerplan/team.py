@@ -122,9 +122,8 @@ class Team:
         ]
         if not buckets:
             return report
-        passage = _Passage(
-            self._options.kernel, states(active), active, self._run, timeout_s=self._timeout_s
-        )
+        passage = _Passage(self._options.kernel, active, self._run, self._timeout_s)
+        passage.read(states)
         passage.play(buckets)
         return report + passage.report
 
@@ -213,12 +212,19 @@ class _Passage:
     """One step through the buckets."""
 
     kernel: Kernel
-    states: Sequence[LocalState]
     active: Sequence[bool]
     run: Callable[[Callable[[], ExecuteReport]], Future[ExecuteReport]]
     timeout_s: float | None
+    states: Sequence[LocalState] = ()
     report: StepReport = field(default_factory=StepReport)
     failure: BaseException | None = None
+
+    def read(self, states: States) -> None:
+        """Look at the local tensors; a failure goes with the first exchange."""
+        try:
+            self.states = states(self.active)
+        except BaseException as error:  # noqa: BLE001 - raised by the exchange that tells of it
+            self.failure = error
 
     def play(self, buckets: Sequence[Bucket]) -> None:
         """Gather ahead as far as slots are free; finish bucket after bucket."""
