@@ -65,11 +65,13 @@ def plan_owners(
     table = Table(groups, num_ranks, cost_fn or ns_cost_fn(DEFAULT_NS_STEPS), candidates)
     initial = [0] * num_ranks if initial_load is None else list(initial_load)
     found = _assign(table, policy, initial)
-    owners = _assign_groups(table, initial)
+    owners = [found.owner[key] for key in table.keys]
+    if policy == "greedy" or found.makespan > found.lower_bound:
+        alone = _assign_groups(table, initial)
+        options = (alone,) if policy == "greedy" else (owners, alone)
+        owners = min(options, key=lambda some: max(_loads(table, some, initial)))
     if policy != "greedy":
-        together = [found.owner[key] for key in table.keys]
-        by_peak = sorted((together, owners), key=lambda some: max(_loads(table, some, initial)))
-        owners = _save_bytes(table, by_peak[0], initial)
+        owners = _save_bytes(table, owners, initial)
     return _report(
         table, owners, initial, lower_bound=found.lower_bound, policy=policy, dtype=dtype
     )
@@ -104,11 +106,16 @@ def _assign_groups(table: Table, initial: Sequence[float]) -> list[int]:
 def _save_bytes(table: Table, owners: Sequence[int], initial: Sequence[float]) -> list[int]:
     anybody = range(table.num_ranks)
     loads = _loads(table, owners, initial)
+    # Items of one shape share these, so that many of them on many ranks take little memory.
+    held = {id(work): dict(work.held) for work in table.works if work is not None}
+    allowed = {
+        id(ranks): None if ranks == anybody else frozenset(ranks) for ranks in table.candidates
+    }
     return save_moves(
         owners,
         costs=table.costs,
-        held=[{} if work is None else dict(work.held) for work in table.works],
-        allowed=[None if ranks == anybody else frozenset(ranks) for ranks in table.candidates],
+        held=[held.get(id(work), {}) for work in table.works],
+        allowed=[allowed[id(ranks)] for ranks in table.candidates],
         loads=loads,
         ceiling=max(loads),
     )
@@ -132,13 +139,13 @@ def _report(
 ) -> OwnerPlan:
     received, least = [0] * table.num_ranks, 0
     for owner, work in zip(owners, table.works, strict=True):
-        if work is None:
+        if work is None or not work.held:
             continue
         for rank, numel in work.held:
-            received[rank] += 0 if rank == owner else numel
-        held = dict(work.held)
-        received[owner] += work.numel - held.get(owner, 0) if held else 0
-        least += work.numel + sum(held.values()) - 2 * max(held.values()) if held else 0
+            received[rank] += numel
+        own = next((numel for rank, numel in work.held if rank == owner), 0)
+        received[owner] += work.numel - 2 * own
+        least += work.numel + sum(n for _, n in work.held) - 2 * max(n for _, n in work.held)
     loads = tuple(_loads(table, owners, initial))
     size = itemsize(dtype)
     return OwnerPlan(

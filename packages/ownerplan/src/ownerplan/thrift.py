@@ -45,6 +45,13 @@ class _Thrift:
         for item, owner in enumerate(owners):
             self._on[owner][item] = None
         self._effort = _EFFORT
+        best: dict[tuple[int, int], int] = {}  # items that share both are looked at once
+        for some, may in zip(held, allowed, strict=True):
+            if (id(some), id(may)) not in best:
+                best[id(some), id(may)] = max(
+                    (numel for rank, numel in some.items() if may is None or rank in may), default=0
+                )
+        self._best = [best[id(some), id(may)] for some, may in zip(held, allowed, strict=True)]
 
     def run(self, ceiling: float) -> None:
         saved = True
@@ -65,8 +72,7 @@ class _Thrift:
 
     def _wish(self, item: int) -> int:
         """What the item would save on the best rank for it."""
-        best = max((n for rank, n in self._held[item].items() if self._may(item, rank)), default=0)
-        return best - self._stay(item, self.owners[item])
+        return self._best[item] - self._stay(item, self.owners[item])
 
     def _bring_home(self, item: int, ceiling: float) -> bool:
         """Move or swap the item to a rank that holds more of it."""
