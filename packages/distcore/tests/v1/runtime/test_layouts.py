@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -155,9 +156,10 @@ def test_with_a_channel_its_ranks_hold_a_plain_tensor() -> None:
 
 # FSDP2 over tensor parallelism
 
+UNEVEN = [*product([(2, 2), (3, 2)], [5, 7, 8, 9, 13]), ((3, 4), 13), ((3, 4), 27)]
 
-@pytest.mark.parametrize("sizes", [(2, 2), (3, 2), (3, 4)], ids=str)
-@pytest.mark.parametrize("rows", [5, 7, 8, 9, 13, 27])
+
+@pytest.mark.parametrize(("sizes", "rows"), UNEVEN)
 def test_what_fsdp2_makes_of_tensor_parallelism(sizes: tuple[int, ...], rows: int) -> None:
     tensors = on_every_rank(sizes, by_fsdp2(rows))
     layout = proven(tensors)
@@ -174,8 +176,7 @@ def test_seven_rows_on_three_times_two_ranks() -> None:
 # torch's own distribute_tensor, which reads by index
 
 
-@pytest.mark.parametrize("sizes", [(2, 2), (3, 2), (3, 4)], ids=str)
-@pytest.mark.parametrize("rows", [5, 7, 8, 9, 13, 27])
+@pytest.mark.parametrize(("sizes", "rows"), UNEVEN)
 def test_what_distribute_tensor_makes_of_the_same_placements(
     sizes: tuple[int, ...], rows: int
 ) -> None:
