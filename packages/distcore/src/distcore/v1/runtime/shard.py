@@ -149,6 +149,10 @@ class Box:
             return
         for region, view in self.views:
             for source_region, source in other.views:
+                if region == source_region:
+                    if not _is_same(view, source):
+                        _copy(view, source)
+                    continue
                 common = region.intersect(source_region)
                 if common is None:
                     continue
@@ -159,6 +163,8 @@ class Box:
 
     def _at(self, staging: torch.Tensor, dtype: torch.dtype, region: Region) -> torch.Tensor:
         whole = staging.view(dtype).view(self.region.shape)
+        if region is self.region:
+            return whole
         return whole[region.relative_to(self.region).slices()]
 
 
