@@ -48,7 +48,8 @@ def boxes(draw: st.DrawFn) -> Region:
 @given(boxes())
 def test_any_box_of_a_tensor(cube: tuple[StoredTensor, Tensor], box: Region) -> None:
     stored, tensor = cube
-    assert torch.equal(read_region("cube", stored, box), tensor[box.slices()])
+    with FileReader() as files:
+        assert torch.equal(read_region("cube", stored, box, files), tensor[box.slices()])
 
 
 @given(boxes(), st.permutations([0, 1, 2]), st.integers(4, 200))

@@ -33,6 +33,9 @@ from ckptx.stored import Chunk, StoredTensor, StoredValue
 if TYPE_CHECKING:
     # Exchanging shards
     from ckptx.cache import StalePlanError
+
+    # Converting
+    from ckptx.converter import convert
     from ckptx.exchange import ExchangeError, ExchangeReport
 
     # Loading
@@ -69,6 +72,7 @@ __all__ = [
     "StoredValue",
     "Write",
     "WriteError",
+    "convert",
     "is_main_replica",
     "load",
     "open_checkpoint",
@@ -89,6 +93,7 @@ _HOMES = {
     "ShardedObject": "sharded",
     "ShardedTensor": "sharded",
     "StalePlanError": "cache",
+    "convert": "converter",
     "is_main_replica": "sharded",
     "load": "loader",
     "save": "saver",

@@ -104,7 +104,9 @@ class Checkpoint(Mapping[str, Entry]):
         from ckptx.reader import read_region
 
         stored = self.meta(key)
-        return read_region(key, stored, Region.of_shape(stored.shape) if region is None else region)
+        box = Region.of_shape(stored.shape) if region is None else region
+        with FileReader() as reader:
+            return read_region(key, stored, box, reader)
 
 
 def open_checkpoint(source: Source) -> Checkpoint:

@@ -75,7 +75,7 @@ def read_into_staging(
     return found
 
 
-def read_region(key: str, stored: StoredTensor, region: Region) -> torch.Tensor:
+def read_region(key: str, stored: StoredTensor, region: Region, files: FileReader) -> torch.Tensor:
     """Return one box of a stored tensor in new CPU memory."""
     whole = Region.of_shape(stored.shape)
     if region.ndim != whole.ndim or not whole.contains(region):
@@ -88,13 +88,12 @@ def read_region(key: str, stored: StoredTensor, region: Region) -> torch.Tensor:
     plan = plan_load({key: layout}, {key: stored}, (0,))
     found = torch.empty(region.shape, dtype=torch_dtype(stored.dtype))
     place = Shard(found, layout.pieces(0))
-    with FileReader() as files:
-        read_into_places(plan.reads.get(0, ()), {key: place}, files)
-        for step in plan.rounds:
-            staged = read_into_staging(step.reads[0], dict.fromkeys(step.keys, found.dtype), files)
-            for transfer in step.exchange:
-                source = staged[transfer.key].box(transfer.region)
-                place.box(transfer.region).copy_from(source)
+    read_into_places(plan.reads.get(0, ()), {key: place}, files)
+    for step in plan.rounds:
+        staged = read_into_staging(step.reads[0], dict.fromkeys(step.keys, found.dtype), files)
+        for transfer in step.exchange:
+            source = staged[transfer.key].box(transfer.region)
+            place.box(transfer.region).copy_from(source)
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from ckptx.checkpoint import Checkpoint
 from ckptx.consensus import agree_on_layouts
 from ckptx.copies import prove_equal
 from ckptx.destination import layouts_here, shard_of, unsaved
@@ -22,7 +23,7 @@ from ckptx.publishing import partial_of
 from ckptx.report import SaveReport
 from ckptx.values import as_named, plain, to_json
 from ckptx.ways import Ways
-from ckptx.writer import FileWriting, pieces_of
+from ckptx.writer import FileWriting, Pieces, pieces_of
 from distcore.v1 import Channel, Layout, Problem
 from distcore.v1.runtime import Shard
 
@@ -34,7 +35,7 @@ class SaveJob:
     """What one rank has to do: checked on that rank alone, then planned with the others.
 
     `values` are plain data and `texts` the same as text. `shards` are the tensors with the regions
-    that lie in them; they are the caller's memory.
+    that lie in them; they are the caller's memory. Where there are none, `source` gives the bytes.
     """
 
     path: str
@@ -46,6 +47,7 @@ class SaveJob:
     values: Mapping[str, object]
     texts: Mapping[str, str]
     paths: Mapping[str, Path]
+    source: Pieces | None = None
     copy_nbytes: int = 8 << 20
     shards: Mapping[str, Shard] = field(default_factory=dict)
     saved: SavePlan = field(default_factory=lambda: SavePlan({}, (), 0, 0))
@@ -81,6 +83,33 @@ class SaveJob:
             values=values,
             texts=texts,
             paths=leaves.paths,
+        )
+
+    @classmethod
+    def of_checkpoint(
+        cls, checkpoint: Checkpoint, path: str, channel: Channel, *, kind: Format, source: Pieces
+    ) -> SaveJob:
+        """Describe a checkpoint, of which every rank can give every byte through `source`."""
+        layouts = {
+            key: Layout.replicated(shape=stored.shape, dtype=stored.dtype, ranks=channel.ranks)
+            for key, stored in checkpoint.tensors.items()
+        }
+        leaves = Leaves(values={key: checkpoint.value(key) for key in checkpoint.objects})
+        problems: list[Problem] = []
+        values, texts = _written(leaves, problems)
+        if problems:
+            raise CheckpointPlanError(problems)
+        return cls(
+            path=path.rstrip("/") or path,
+            rank=channel.rank,
+            format=kind,
+            tensors={},
+            layouts=layouts,
+            given=layouts,
+            values=values,
+            texts=texts,
+            paths=checkpoint.paths,
+            source=source,
         )
 
     @property
@@ -125,7 +154,9 @@ class SaveJob:
         prove_equal(self.saved.copies, self.shards, ways, copy_nbytes=self.copy_nbytes)
 
     def pieces(self, part: Part) -> Iterator[memoryview]:
-        """The bytes of a box, out of this rank's tensors."""
+        """The bytes of a box, out of this rank's tensors or from the source."""
+        if self.source is not None:
+            return self.source(part)
         return pieces_of(self.shards[part.key], part.region, self.copy_nbytes)
 
     def open(self) -> list[FileWriting]:

@@ -8,31 +8,25 @@ makes the directory a checkpoint, and give it its name.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from datetime import timedelta
 from typing import Final, TypeAlias
 
 from ckptx.errors import CheckpointingException, as_checkpoint_errors
-from ckptx.integrity import FILE as INTEGRITY_FILE
-from ckptx.integrity import Block, Integrity
+from ckptx.finishing import Blocks, make_directory, publish_together, write_files
 from ckptx.leaves import StateDict
-from ckptx.publishing import prepare, publish
 from ckptx.report import SaveReport
 from ckptx.savejob import Format, SaveJob
 from ckptx.staged import Staged
 from ckptx.ways import DEFAULT_STAGING_NBYTES, Ways, seconds_of
-from ckptx.writer import FileWriting, Pieces
 from distcore.v1 import Layout
 from distcore.v1.runtime import Group, channel_over
 
 DEFAULT_ASYNC_NBYTES: Final = 8 << 30
 Path: TypeAlias = str | os.PathLike[str]
-Blocks: TypeAlias = dict[str, tuple[Block, ...]]
 
 
 def save(
@@ -85,8 +79,8 @@ def save(
             state_dict, os.fspath(path), ways, kind=format, layouts=layouts or {},
             overwrite=overwrite, split=split, prove_copies=prove_copies,
         )  # fmt: skip
-        blocks = ways.together("write the checkpoint", lambda: _write(job.open(), job.pieces))
-        _publish(job, blocks, ways, digests=digests)
+        blocks = ways.together("write the checkpoint", lambda: write_files(job.open(), job.pieces))
+        publish_together(job, blocks, ways, digests=digests)
         return job.report(time.monotonic() - started)
 
 
@@ -133,20 +127,7 @@ def _staged(job: SaveJob, budget: int) -> Callable[[], Blocks]:
     files = job.open()
     for file in files:
         file.write([part for part in file.file.parts if part not in staged], job.pieces)
-    return lambda: _write(files, staged.pieces, only=staged)
-
-
-def _write(files: list[FileWriting], pieces: Pieces, only: Staged | None = None) -> Blocks:
-    """Write the parts of files, or only those in `only`, and finish the files."""
-    found: Blocks = {}
-    with ExitStack() as stack:
-        for file in files:
-            stack.enter_context(file)
-        for file in files:
-            parts = file.file.parts
-            file.write(parts if only is None else [p for p in parts if p in only], pieces)
-            found[file.file.name] = file.finish()
-    return found
+    return lambda: write_files(files, staged.pieces, only=staged)
 
 
 class SaveHandle:
@@ -185,7 +166,7 @@ class SaveHandle:
         with as_checkpoint_errors(), channel_over(self._group) as channel:
             ways = Ways(channel, DEFAULT_STAGING_NBYTES, "auto", False, self._timeout_s)
             blocks = ways.together("write the checkpoint", self._write.result)
-            _publish(job, blocks, ways, digests=self._digests)
+            publish_together(job, blocks, ways, digests=self._digests)
             return job.report(time.monotonic() - self._started)
 
 
@@ -235,40 +216,5 @@ def _prepared(
     job.plan(ways, split=split, overwrite=overwrite)
     if prove_copies:
         job.prove(ways)
-    is_first = ways.channel.index == 0
-
-    def made() -> None:
-        if is_first:
-            prepare(path, overwrite=overwrite)
-
-    ways.together("make the directory", made)
+    make_directory(path, ways, overwrite=overwrite)
     return job
-
-
-def _publish(job: SaveJob, blocks: Blocks, ways: Ways, *, digests: bool) -> None:
-    """Phase 7."""
-    sizes = {file.name: file.nbytes for file in job.out.files}
-    rows = ways.rows(json.dumps(_numbers(blocks)).encode() if digests else b"")
-
-    def published() -> None:
-        if ways.channel.index:
-            return
-        last = dict(job.out.last)
-        if digests:
-            tables = [json.loads(row) for row in rows]
-            found = {name: _blocks(flat) for table in tables for name, flat in table.items()}
-            last = {INTEGRITY_FILE: Integrity(found, sizes).to_json().encode(), **last}
-        publish(job.path, sizes, last)
-
-    ways.together("publish the checkpoint", published)
-
-
-def _numbers(blocks: Blocks) -> dict[str, list[int]]:
-    return {
-        name: [number for b in found for number in (b.begin, b.nbytes, b.crc)]
-        for name, found in blocks.items()
-    }
-
-
-def _blocks(numbers: list[int]) -> tuple[Block, ...]:
-    return tuple(map(Block, numbers[::3], numbers[1::3], numbers[2::3]))
