@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     # The optimizer
     from ownerplan.flat_buffer import FlatBuffer
     from ownerplan.muon import OwnerMuon
+    from ownerplan.owner_exchange import OwnerExchange
     from ownerplan.owner_layout import GroupOwnerLayout
     from ownerplan.packing import OwnerGatherPlan, OwnerScatterPlan
     from ownerplan.step_report import StepReport
@@ -41,6 +42,7 @@ __all__ = [
     "GlobalLayout",
     "GroupOwnerLayout",
     "MeasuredCost",
+    "OwnerExchange",
     "OwnerGatherPlan",
     "OwnerMuon",
     "OwnerPlan",
@@ -67,6 +69,7 @@ _HOMES = {
     "FlatBuffer": "flat_buffer",
     "GroupOwnerLayout": "owner_layout",
     "MeasuredCost": "calibration",
+    "OwnerExchange": "owner_exchange",
     "OwnerGatherPlan": "packing",
     "OwnerMuon": "muon",
     "OwnerScatterPlan": "packing",
