@@ -8,6 +8,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 pytest.importorskip("typer")
 
@@ -68,6 +70,14 @@ def test_what_takes_part_can_be_said(model: Path) -> None:
     assert [len(group) for group in plan["owners"]] == [1, 0, 0]  # type: ignore[attr-defined]
 
 
+def test_a_safetensors_file_says_the_same(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({name: torch.zeros(dims) for name, dims in SHAPES.items()}, path)
+    plans = [plan_of(file, "--ranks", "2") for file in (model, path)]
+    assert sorted(map(len, plans[1]["costs"])) == [0, 2, 2]  # type: ignore[call-overload]
+    assert plans[0]["loads"] == plans[1]["loads"]
+
+
 def test_a_table_is_shown(model: Path) -> None:
     result = CliRunner().invoke(
         app,
@@ -111,5 +121,6 @@ def test_without_its_libraries_the_command_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "typer", None)
     monkeypatch.delitem(sys.modules, "ownerplan.cli")
-    with pytest.raises(ImportError, match=r"pip install 'ownerplan\[cli\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'ownerplan\[cli\]'") as caught:
         import_module("ownerplan.cli")
+    assert caught.value.name == "typer"

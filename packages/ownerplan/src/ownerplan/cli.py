@@ -21,7 +21,8 @@ try:
     from rich.console import Console
     from rich.table import Table
 except ImportError as error:
-    raise ImportError("the command needs: pip install 'ownerplan[cli]'") from error
+    text = "the command needs: pip install 'ownerplan[cli]'"
+    raise ModuleNotFoundError(text, name=error.name) from error
 
 app = typer.Typer(help="Who runs the matrix step of which parameter.", no_args_is_help=True)
 
