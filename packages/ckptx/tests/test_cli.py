@@ -87,9 +87,7 @@ def test_convert(path: Path, tmp_path: Path) -> None:
     target = tmp_path / "y"
     found = RUNNER.invoke(app, ["convert", str(path), str(target)])
     assert found.exit_code == 0, found.output
-    assert torch.equal(
-        load_file(target / "model.safetensors")["layer.weight"], STATE["layer.weight"]
-    )
+    assert torch.equal(load_file(target / "model.safetensors")["layer.weight"], WEIGHT)
     assert ckptx.open_checkpoint(target).value("epoch") == 3
     found = RUNNER.invoke(app, ["convert", str(path), str(target), "--to", "dcp"])
     assert found.exit_code == 1

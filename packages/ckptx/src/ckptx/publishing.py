@@ -47,7 +47,7 @@ def prepare(path: str, *, overwrite: bool) -> None:
         _check_target(path, overwrite=overwrite)
         for left in (partial, replaced):
             if os.path.isdir(left):
-                shutil.rmtree(left)
+                _remove(left)
         os.makedirs(partial)
     except OSError as error:
         raise write_error(error, error.filename or partial) from error
@@ -103,12 +103,27 @@ def _rename(partial: str, path: str) -> None:
         # An empty directory is replaced in one step, as nothing is.
         os.rename(partial, path)
     elif exchange(partial, path):
-        shutil.rmtree(partial)
+        _remove(partial)
     else:
         replaced = path.rstrip("/") + REPLACED
         os.rename(path, replaced)
         os.rename(partial, path)
-        shutil.rmtree(replaced)
+        _remove(replaced)
+
+
+def _remove(path: str) -> None:
+    """Remove a directory that says it is incomplete from the first moment to the last."""
+    marker = os.path.join(path, INCOMPLETE)
+    if not os.path.exists(marker):
+        write_bytes(b"", marker)
+    for name in os.listdir(path):
+        file = os.path.join(path, name)
+        if os.path.isdir(file) and not os.path.islink(file):
+            shutil.rmtree(file)
+        elif name != INCOMPLETE:
+            os.unlink(file)
+    os.unlink(marker)
+    os.rmdir(path)
 
 
 def exchange(one: str, other: str) -> bool:
