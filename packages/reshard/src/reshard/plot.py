@@ -1,4 +1,4 @@
-"""Plot: who sends how much to whom, as a picture. Needs matplotlib (the extra `plot`)."""
+"""Plot: who sends how much to whom, as a picture. Needs matplotlib (the extra `cli`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plot_traffic(plan: ReshardPlan, path: str) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("a plot needs matplotlib; run: pip install 'reshard[plot]'") from error
+        raise ImportError("a plot needs matplotlib; run: pip install 'reshard[cli]'") from error
     table = traffic_of(plan)
     figure = Figure(figsize=(7, 6), layout="constrained")
     axes = figure.subplots()
