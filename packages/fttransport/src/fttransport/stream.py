@@ -1,0 +1,48 @@
+"""Stream: the bytes of a state in order, wherever in memory each part of them lies."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+from torch import Tensor
+
+from fttransport.digests import Digester
+from fttransport.manifest import Manifest
+from fttransport.memory import buffer_of
+
+
+class Stream:
+    """Buffers laid end to end; part of them is asked for by where it lies in the whole.
+
+    Keeps the memory of its blocks (flat CPU uint8 tensors) alive.
+    """
+
+    def __init__(self, blocks: Sequence[Tensor]) -> None:
+        self.blocks = tuple(blocks)
+        self._buffers = [buffer_of(block) for block in blocks]
+        self._starts = list(accumulate((len(b) for b in self._buffers), initial=0))
+
+    @property
+    def nbytes(self) -> int:
+        """The length of the whole."""
+        return self._starts[-1]
+
+    def part(self, start: int, stop: int) -> list[memoryview]:
+        """The buffers that make up bytes `start` to `stop`; none is empty."""
+        found: list[memoryview] = []
+        index = bisect_right(self._starts, start) - 1
+        while start < stop:
+            base, buffer = self._starts[index], self._buffers[index]
+            end = min(stop, self._starts[index + 1])
+            if end > start:
+                whole = start == base and end == base + len(buffer)
+                found.append(buffer if whole else buffer[start - base : end - base])
+                start = end
+            index += 1
+        return found
+
+    def digest(self, manifest: Manifest, chunk: int, digester: Digester) -> str:
+        """The digest of a chunk as it is in memory now."""
+        return digester.digest(self.part(*manifest.chunk(chunk)))
