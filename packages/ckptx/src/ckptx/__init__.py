@@ -36,10 +36,11 @@ if TYPE_CHECKING:
 
     # Converting
     from ckptx.converter import convert
-    from ckptx.exchange import ExchangeError, ExchangeReport
+    from ckptx.exchange import ExchangeReport
 
     # Loading
     from ckptx.loader import load
+    from ckptx.part import ExchangeError
 
     # Saving
     from ckptx.saver import SaveHandle, save, save_async
@@ -87,7 +88,7 @@ __version__ = version("ckptx")
 
 # The names that need torch, and the modules in which they are.
 _HOMES = {
-    "ExchangeError": "exchange",
+    "ExchangeError": "part",
     "ExchangeReport": "exchange",
     "SaveHandle": "saver",
     "ShardedObject": "sharded",

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from ckptx.errors import CheckpointPlanError
-from ckptx.exchange import ExchangeOptions, Tensors, name_of, place_for
+from ckptx.exchange import ExchangeOptions
 from ckptx.inner import empty_tensor, inner_form, inner_tensors, parts_of
+from ckptx.part import Tensors, name_of, place_for
 from ckptx.shard_table import gather_bytes
 from ckptx.sharded import ShardedTensor, ShardId
 from distcore.v1 import Channel, Plan, Problem, Region, Transfer
