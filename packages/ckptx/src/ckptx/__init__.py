@@ -31,18 +31,12 @@ from ckptx.report import LoadReport, SaveReport
 from ckptx.stored import Chunk, StoredTensor, StoredValue
 
 if TYPE_CHECKING:
-    # Exchanging shards
+    # What needs torch: exchanging shards, converting, loading, saving
     from ckptx.cache import StalePlanError
-
-    # Converting
     from ckptx.converter import convert
     from ckptx.exchange import ExchangeReport
-
-    # Loading
     from ckptx.loader import load
     from ckptx.part import ExchangeError
-
-    # Saving
     from ckptx.saver import SaveHandle, save, save_async
     from ckptx.sharded import ShardedObject, ShardedTensor, is_main_replica
 

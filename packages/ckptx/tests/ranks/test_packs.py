@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,7 +12,7 @@ from ckptx.distribution import distribution_of, shard_rows
 from ckptx.exchange import ExchangeOptions, exchange
 from ckptx.sharded import ShardedTensor, ShardId
 from distcore.testing import rank_threads
-from distcore.v1 import Channel, DisagreementError, PeerError
+from distcore.v1 import Channel, DisagreementError, Message, PeerError, Pending
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.uint16, torch.complex64]
 Values = dict[str, torch.Tensor]
@@ -110,3 +113,34 @@ def test_a_packed_shard_that_cannot_be_written_fails_all_ranks() -> None:
 
     for error in rank_threads(2, job).raised(PeerError, within_s=10):
         assert len(error.failures) == 1
+
+
+def test_a_thousand_small_shards_are_a_few_messages() -> None:
+    """One collective per tensor costs a millisecond each, whatever its size."""
+
+    class Counted:
+        def __init__(self, inner: Channel) -> None:
+            self._inner = inner
+            self.buffers = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        def start(
+            self,
+            sends: Sequence[Message],
+            receives: Sequence[Message],
+            *,
+            timeout_s: float | None = None,
+        ) -> Pending:
+            self.buffers += sum(len(message.buffers) for message in sends)
+            return self._inner.start(sends, receives, timeout_s=timeout_s)
+
+    values = {f"t{at:04}": torch.full((1024,), float(at)) for at in range(1000)}
+
+    def job(channel: Channel) -> int:
+        counted = Counted(channel)
+        run(values, counted, ExchangeOptions(same_host="off", timeout_s=10))
+        return counted.buffers
+
+    assert rank_threads(2, job).values() == (1, 1)
