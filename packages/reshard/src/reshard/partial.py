@@ -122,7 +122,8 @@ class Reduction:
             if member != rank
         }
         # What has few bits is added up with more of them, and rounded once.
-        small = local.dtype.is_floating_point and local.element_size() < 4
+        sums = op not in ("max", "min")
+        small = sums and local.dtype.is_floating_point and local.element_size() < 4
         total = torch.empty(
             own.shape, dtype=torch.float32 if small else local.dtype, device=local.device
         )
@@ -153,9 +154,9 @@ class Reduction:
             elif self.op == "product":
                 self.total.mul_(summand)
             elif self.op == "max":
-                torch.maximum(self.total, summand.to(self.total.dtype), out=self.total)
+                torch.maximum(self.total, summand, out=self.total)
             else:
-                torch.minimum(self.total, summand.to(self.total.dtype), out=self.total)
+                torch.minimum(self.total, summand, out=self.total)
         if self.op == "avg":
             self.total.div_(len(self.slab.team))
         self.result.copy_(self.total)

@@ -81,6 +81,12 @@ class ReshardPlan:
                 demand.add(cell.holders, cell.missing, cell.numel * size)
         return demand.bounds()
 
+    def inverse(self) -> ReshardPlan:
+        """The plan of the way back, made with the same nodes, options and aliases."""
+        return plan_reshard(
+            self.dst, self.src, nodes=self.nodes, options=self.options, aliases=self.aliases
+        )
+
     def explain(self, key: str) -> str:
         """The transfers of one tensor, a line each."""
         if key not in self.src:

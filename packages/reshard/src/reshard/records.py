@@ -17,7 +17,14 @@ from typing import Any, Final
 
 import torch
 
-from distcore.v1 import Channel, ChannelError, Message, describe_layout
+from distcore.v1 import (
+    Channel,
+    ChannelError,
+    Layout,
+    MeshForm,
+    Message,
+    describe_layout,
+)
 from reshard.memory import is_same
 from reshard.placed import Own
 
@@ -58,6 +65,7 @@ class Row:
 def encode(src: Mapping[str, Own], dst: Mapping[str, Own], terms: str) -> bytes:
     """The record of this rank."""
     forms: dict[str, int] = {}
+    known: dict[MeshForm, int] = {}
     sides = []
     for side in (src, dst):
         aliases = _aliases(side)
@@ -65,8 +73,12 @@ def encode(src: Mapping[str, Own], dst: Mapping[str, Own], terms: str) -> bytes:
         for key, own in side.items():
             form = None
             if own.layout is not None:
-                text = _form_text(own)
-                form = forms.setdefault(text, len(forms))
+                made = own.layout.form
+                form = None if made is None else known.get(made)
+                if form is None:
+                    form = forms.setdefault(_form_text(own.layout), len(forms))
+                if made is not None:
+                    known[made] = form
             rows.append(
                 [key, own.shape, own.dtype, form, own.partial, own.op, aliases[key],
                  not own.data.is_meta]
@@ -118,11 +130,10 @@ def _row(row: list[Any], forms: list[str]) -> Row:
     return Row(key, tuple(shape), dtype, text, tuple(partial), op, alias, has_values)
 
 
-def _form_text(own: Own) -> str:
+def _form_text(layout: Layout) -> str:
     """The layout without shape and dtype where a mesh gives it; with its pieces where not."""
-    layout = own.layout
-    table = {} if layout is None else describe_layout(layout)
-    if layout is not None and layout.form is not None:
+    table = describe_layout(layout)
+    if layout.form is not None:
         del table["shape"], table["dtype"]
     return json.dumps(table, separators=(",", ":"))
 

@@ -92,8 +92,7 @@ def _compare(found: Found, side: str) -> None:
     told: dict[int, list[str]] = {}
     labels = []
     for key, entries in found.items():
-        texts = {_told(row) for _, row in entries}
-        if len(texts) == 1:
+        if len(entries) == 1 or len({_told(row) for row in {row for _, row in entries}}) == 1:
             continue
         labels.append(key)
         for ranks, row in entries:
