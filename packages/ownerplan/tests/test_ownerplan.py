@@ -26,3 +26,11 @@ def test_an_older_interface_is_refused_on_import(monkeypatch: pytest.MonkeyPatch
     ):
         importlib.reload(ownerplan)
     assert distcore.v1.LEVEL == 1
+
+
+def test_every_name_of_the_catalogue_is_there() -> None:
+    assert set(ownerplan.__all__) <= set(dir(ownerplan))
+    assert all(getattr(ownerplan, name) is not None for name in ownerplan.__all__)
+    assert len(ownerplan.__all__) == len(set(ownerplan.__all__))
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = ownerplan.nothing

@@ -101,6 +101,7 @@ def test_work_of_one_buffer_is_taken_as_it_is() -> None:
     plan = plan_owners([items], 2)
     assert plan.owners == ((1, 0),)
     assert plan.total_bytes == 0
+    assert plan_owners([items], 2, candidates="holders").owners == ((1, 0),)
 
 
 def test_bytes_are_those_of_gather_and_scatter() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,11 @@ def test_a_layer_is_what_is_named_alike_up_to_a_number() -> None:
         ["model.layers.10.q"],
         ["model.layers.1.q"],
     ]
+
+
+def test_without_the_library_the_reader_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(ImportError, match=r"pip install 'ownerplan\[cli\]'"):
+        read_shapes(tmp_path / "model.safetensors")
