@@ -34,7 +34,7 @@ def gather_all(
 
     A shard that is in `needed` with data is received in place; others are made, on the kind of
     device that they come from. Raises CheckpointPlanError ("Duplicate shard ids") on every rank
-    where two ranks have loaded one shard.
+    where two ranks have loaded one shard, and PeerError where one needs what none has loaded.
     """
     options = options or ExchangeOptions()
     timeout_s = options.timeout_s
@@ -148,6 +148,11 @@ def _room(
     device: str | torch.device | None,
 ) -> tuple[Tensors, dict[str, torch.Tensor]]:
     """All shards: the own ones as they are, and room for the rest; and its plain tensors."""
+    there = {shard.name for shards in known for shard in shards}
+    missing = [name for name in needed if name not in there]
+    if missing:
+        text = "is needed by this rank, but loaded by none"
+        raise CheckpointPlanError(Problem(name_of(name), "missing", text) for name in missing)
     found: Tensors = {}
     places: dict[str, torch.Tensor] = {}
     for index, shards in enumerate(known):

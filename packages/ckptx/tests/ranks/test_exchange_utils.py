@@ -201,7 +201,7 @@ def test_vllm_50959_a_rank_that_lacks_a_key_hangs_nobody(algorithm: str) -> None
         assert "B at [0]" in error.failures[1]
 
 
-@NEED_ONLY
+@ALL
 def test_a_shard_that_nobody_deals_out_is_not_dropped(algorithm: str) -> None:
     def job(channel: Channel) -> None:
         loaded, needed, distribution = split(three_ranks(channel.rank), channel)
