@@ -1,0 +1,1 @@
+"""The parts of the face `reshard.xferdtensor_python`; use them through it."""

@@ -1,0 +1,105 @@
+"""Engine: one tensor carried over a channel, in these steps, each of which ends for all alike.
+
+1. *Read*: every rank reads what it was given.
+2. *Offer*: shape, dtype and readings go to all ranks.
+3. *Settle*: the plan is made, places are found, copies of what would be written over are taken;
+   and all ranks show each other meshes, placements and plan.
+4. *Move*: the stages of the plan. Only here destinations change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from distcore.v1 import Channel
+from distcore.v1.runtime import agree, execute, run_together
+from reshard.ends import Ends
+from reshard.face import streams
+from reshard.face.duck_types import TensorLike
+from reshard.face.offers import Offer, Side, Terms, terms_of
+from reshard.placed import Own
+from reshard.plan import ReshardPlan, plan_reshard
+
+KEY: Final = "tensor"
+MIN_SHARED_NBYTES: Final = 1 << 20
+"""Below this on the wire it does not pay to look for short ways between ranks of one host."""
+
+Planner = Callable[[tuple[Side, Side], Terms], ReshardPlan]
+
+
+def carry(
+    tensors: tuple[TensorLike | None, TensorLike | None],
+    sides: Callable[[], tuple[Side, Side]],
+    channel: Channel,
+    *,
+    planner: Planner,
+    stream: Any,
+) -> None:
+    """Carry the first tensor into the second. Collective over the channel."""
+
+    def read() -> tuple[tuple[Side, Side], Offer]:
+        both = sides()
+        return both, Offer.of(channel.rank, tensors, both)
+
+    both, offer = run_together("reshard: read src_tensor and dst_tensor", read, channel)
+    rows = channel.all_gather(offer.encode())
+    told: object
+    plan, ends = None, None
+    with streams.entered(_device_of(offer), stream):
+        try:
+            plan, ends = _settle(both, offer, terms_of(rows, channel.ranks), channel, planner)
+            told = {side.name: f"mesh {side.mesh}, placements {list(side.forms)}" for side in both}
+        except BaseException as error:  # noqa: BLE001 - told to the peers and raised again
+            told = error
+        agree("reshard: meshes and placements of src_tensor and dst_tensor", told, channel)
+        if plan is None or ends is None:
+            raise RuntimeError("all ranks agreed on a plan that this one has not made")
+        _move(plan, ends, channel)
+
+
+def plan_of(sides: tuple[Side, Side], terms: Terms) -> ReshardPlan:
+    """The plan between two sides, balanced over the holders of each part."""
+    src, dst = (
+        side.layout(terms.shape, terms.dtype, reading)
+        for side, reading in zip(sides, terms.readings, strict=True)
+    )
+    return plan_reshard({KEY: src}, {KEY: dst})
+
+
+def _settle(
+    sides: tuple[Side, Side], offer: Offer, terms: Terms, channel: Channel, planner: Planner
+) -> tuple[ReshardPlan, Ends]:
+    """The plan, and this rank's tensors bound to it, ready to be sent."""
+    for side in sides:
+        strangers = sorted(set(side.ranks) - set(channel.ranks))
+        if strangers:
+            text = f"{side.name}: the mesh {side.mesh} has ranks {strangers}"
+            raise ValueError(f"{text}, but the group has {list(channel.ranks)}")
+    plan = planner(sides, terms)
+    own: list[dict[str, Own]] = [
+        {} if local is None else {KEY: Own(terms.shape, terms.dtype, layouts[KEY], local)}
+        for local, layouts in zip(offer.locals, (plan.src, plan.dst), strict=True)
+    ]
+    ends = Ends.of(plan, (own[0], own[1]), slabs={}, hooks={}, rank=channel.rank)
+    for act in ends.before:
+        act()
+    return plan, ends
+
+
+def _move(plan: ReshardPlan, ends: Ends, channel: Channel) -> None:
+    sources = ends.sources
+    for stage in plan.stages:
+        if len(stage):
+            shares = plan.stats()["wire_bytes"] >= MIN_SHARED_NBYTES
+            execute(
+                stage, channel, sources, ends.destinations, same_host="auto" if shares else "off"
+            )
+        sources = ends.destinations
+
+
+def _device_of(offer: Offer) -> torch.device:
+    given = [local for local in offer.locals if local is not None]
+    return given[0].device if given else torch.device("cpu")
