@@ -28,11 +28,11 @@ class OwnerMuon(Optimizer):
     Drop-in for `torch.optim.Muon`: the first nine arguments, their defaults and their ValueErrors
     are its own, and a step gives the same parameters, to the last bit, as that optimizer does in
     one process (those of half precision differ from it by a rounding, and are still the same on
-    any number of ranks). Parameters may be plain tensors, which step locally, DTensors of any mesh and
-    placement (FSDP2, HSDP, tensor parallelism; uneven, empty and strided shards), or segments of
-    flat buffers (`flat` in their group, a `FlatBuffer`; only then may they have one dim). They and
-    their state are written in place. The momentum is sharded as its parameter is, and there from
-    the start, so that all ranks have the same keys to save.
+    any number of ranks). Parameters may be plain tensors, which step locally, DTensors of any mesh
+    and placement (FSDP2, HSDP, tensor parallelism; uneven, empty and strided shards), or segments
+    of flat buffers (`flat` in their group, a `FlatBuffer`; only then may they have one dim). They
+    and their state are written in place. The momentum is sharded as its parameter is, and there
+    from the start, so that all ranks have the same keys to save.
 
     Further options:
 

@@ -1,0 +1,106 @@
+"""One step of OwnerMuon beside one of torch.optim.Muon, on the same DTensors.
+
+    python packages/ownerplan/tests/benchmarks/bench_muon.py --ranks 2 4 --steps 3
+
+Prints one JSON object per number of ranks: 24 matrices of 512x512 and 512x2048, Shard(0) over
+gloo, one thread per rank for both. The two take steps in turn; a figure is the median of the
+slowest rank's times. `bound_ratio` is what the owners' balance allows where Newton-Schulz is all
+that takes time: torch's work on every rank, by the share of the busiest owner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from distcore.testing import rank_pool
+from distcore.v1 import Channel
+from ownerplan import OwnerMuon, StepReport, plan_owners
+
+SHAPES = ((512, 512), (512, 2048)) * 12
+Timed = dict[str, list[float]]
+
+
+def sharded(mesh: DeviceMesh, seed: int) -> list[DTensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        distribute_tensor(
+            torch.randn(shape, generator=generator), mesh, [Shard(0)], src_data_rank=None
+        )
+        for shape in SHAPES
+    ]
+
+
+def rank_main(channel: Channel, steps: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Time the steps of one rank."""
+    torch.set_num_threads(1)
+    mesh = DeviceMesh("cpu", list(range(channel.size)))
+    ours, theirs = ([torch.nn.Parameter(one) for one in sharded(mesh, 1)] for _ in range(2))
+    owner = OwnerMuon(ours, **options)
+    optimizers = {"owner": owner, "torch": torch.optim.Muon(theirs)}
+    seconds: Timed = {"owner": [], "torch": []}
+    for step in range(steps + 1):
+        grads = sharded(mesh, 100 + step)
+        for name, params in (("owner", ours), ("torch", theirs)):
+            for param, gradient in zip(params, grads, strict=True):
+                param.grad = gradient.clone()
+            channel.all_gather(b"ready")
+            started = perf_counter()
+            optimizers[name].step()
+            if step:  # the first one warms up
+                seconds[name].append(perf_counter() - started)
+    report = owner.last_report or StepReport()
+    return {"seconds": seconds, "report": asdict(report)}
+
+
+def measure(ranks: int, steps: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Run on so many ranks; the result is plain JSON."""
+    with rank_pool(ranks) as pool:
+        found = pool.run(rank_main, steps, options, deadline_s=1200.0).values()
+    slowest = {
+        name: [max(one["seconds"][name][at] for one in found) for at in range(steps)]
+        for name in ("owner", "torch")
+    }
+    figures = {name: median(times) for name, times in slowest.items()}
+    plan = plan_owners([SHAPES], ranks)
+    numel = sum(rows * cols for rows, cols in SHAPES)
+    return {
+        "ranks": ranks,
+        "steps": steps,
+        "options": options,
+        "seconds": {name: round(value, 4) for name, value in figures.items()},
+        "ratio": round(figures["torch"] / figures["owner"], 2),
+        "ratios": [
+            round(t / o, 2) for o, t in zip(slowest["owner"], slowest["torch"], strict=True)
+        ],
+        "bound_ratio": round(sum(map(sum, plan.costs)) / plan.makespan, 2),
+        "nbytes_moved": sum(one["report"]["nbytes_received"] for one in found),
+        "nbytes_moved_bound": 2 * 2 * numel * (ranks - 1) // ranks,
+        "per_rank": [one["report"] for one in found],
+    }
+
+
+def main() -> None:
+    """Measure for each number of ranks and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--bucket-bytes", type=int, default=8 << 20)
+    parser.add_argument("--slots", type=int, default=2)
+    given = parser.parse_args()
+    options = {"bucket_bytes": given.bucket_bytes, "slots": given.slots}
+    for ranks in given.ranks:
+        sys.stdout.write(json.dumps(measure(ranks, given.steps, options), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
