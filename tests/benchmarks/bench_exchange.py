@@ -158,37 +158,44 @@ def run_case(shapes: Sequence[tuple[int, ...]]) -> dict[str, object]:
         "raw": raw_way(loaded, needed, mains),
         **peer_ways(shapes, {name[0]: main for name, main in mains.items()}),
     }
-    seconds = timed(ways)
+    seconds, cpu_seconds = timed(ways)
     blank(needed)
     with channel_over(None) as channel:
         got, report = exchange(loaded, needed, found, channel, options=ExchangeOptions())
     if any(float(got[name].flatten()[-1]) != value for name, value in expected.items()):
         raise RuntimeError("a shard arrived with other values")
-    peers = [value for way, value in seconds.items() if way.startswith("peer")]
+    peers = [way for way in ways if way.startswith("peer")]
+    best, least = (min((t[way] for way in peers), default=0) for t in (seconds, cpu_seconds))
     return {
         "seconds": {way: round(value, 4) for way, value in seconds.items()},
-        "planned is faster than the best peer by": ratio(min(peers, default=0), seconds["planned"]),
+        "cpu seconds": {way: round(value, 4) for way, value in cpu_seconds.items()},
+        "planned is faster than the best peer by": ratio(best, seconds["planned"]),
+        "and takes less CPU by": ratio(least, cpu_seconds["planned"]),
         "over sockets, times raw": ratio(seconds["planned over sockets"], seconds["raw"]),
         "bytes received": report.bytes_received,
         "lower bound": report.lower_bound_received,
     }
 
 
-def timed(ways: dict[str, Way]) -> dict[str, float]:
-    runs: dict[str, list[float]] = {way: [] for way in ways}
+def timed(ways: dict[str, Way]) -> tuple[dict[str, float], dict[str, float]]:
+    """Wall seconds of the slowest rank and CPU seconds of all ranks, medians, by way."""
+    runs: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for _ in range(ROUNDS):
         for way, run in ways.items():
             # As timeit does: no way pays for the garbage of the one before it.
             gc.collect()
             gc.disable()
             dist.barrier()
-            begin = time.perf_counter()
+            begin, cpu = time.perf_counter(), time.process_time()
             run()
+            wall_s = torch.tensor(time.perf_counter() - begin)
+            cpu_s = torch.tensor(time.process_time() - cpu)
             gc.enable()
-            spent = torch.tensor(time.perf_counter() - begin)
-            dist.all_reduce(spent, dist.ReduceOp.MAX)
-            runs[way].append(float(spent))
-    return {way: statistics.median(found[1:]) for way, found in runs.items()}
+            dist.all_reduce(wall_s, dist.ReduceOp.MAX)
+            dist.all_reduce(cpu_s, dist.ReduceOp.SUM)
+            runs[way].append((float(wall_s), float(cpu_s)))
+    wall = {way: statistics.median(w for w, _ in found[1:]) for way, found in runs.items()}
+    return wall, {way: statistics.median(c for _, c in found[1:]) for way, found in runs.items()}
 
 
 def ratio(one: float, other: float) -> float:

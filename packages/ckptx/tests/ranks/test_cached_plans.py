@@ -237,10 +237,11 @@ def test_layouts_that_are_alike_on_one_rank_are_told_apart(tmp_path: Path) -> No
         return found
 
     assert rank_threads(2, job).values() == ([True, False, True],) * 2
-    exchange_utils._PG_DIST_CACHE.clear()
 
     def trusting(channel: Channel) -> None:
-        determine(state_of(channel.rank), channel, tmp_path, trust=True)
+        # A memo each, as processes have.
+        file = _pg_dist_cache_file_path(tmp_path, channel)
+        PlanCache(file, {}, channel).trust(state_of(channel.rank))
 
     outcomes = rank_threads(2, trusting)
     assert isinstance(outcomes[0].exception, StalePlanError)
