@@ -6,4 +6,49 @@ from distcore.v1 import require
 
 require(1, by="fttransport")
 
+# Addresses
+from fttransport.address import join_metadata
+
+# What may be in a state
+from fttransport.codec import Codec
+
+# Errors
+from fttransport.errors import (
+    AuthError,
+    CodecRefused,
+    DeadlineExceeded,
+    IntegrityError,
+    LayoutMismatch,
+    NotServing,
+    SourceLost,
+    StepMismatch,
+    TransportError,
+)
+
+# Transports
+from fttransport.http_transport import HTTPTransport
+from fttransport.report import Report
+from fttransport.security import Security
+from fttransport.transport import CheckpointTransport
+
 __version__ = version("fttransport")
+
+__all__ = [
+    # Transports
+    "CheckpointTransport",
+    "HTTPTransport",
+    "Report",
+    "Security",
+    "Codec",
+    "join_metadata",
+    # Errors
+    "AuthError",
+    "CodecRefused",
+    "DeadlineExceeded",
+    "IntegrityError",
+    "LayoutMismatch",
+    "NotServing",
+    "SourceLost",
+    "StepMismatch",
+    "TransportError",
+]

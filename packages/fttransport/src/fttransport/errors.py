@@ -36,6 +36,9 @@ class _Coded(TransportError, HTTPError):
         HTTPError.__init__(self, url, code, text, Message(), io.BytesIO())
         self.code: int = code
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.text!r})"
+
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.text,)
 

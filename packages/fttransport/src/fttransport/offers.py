@@ -1,0 +1,169 @@
+"""Offers: which sources serve a step, and what each of them says that it has."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fttransport.clock import Clock
+from fttransport.errors import (
+    AuthError,
+    IntegrityError,
+    NotServing,
+    SourceLost,
+    StepMismatch,
+    TransportError,
+)
+from fttransport.http.client import Connection
+from fttransport.manifest import MAX_MANIFEST_NBYTES
+from fttransport.security import Security
+
+_RETRY_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one source has: its addresses, the content id and text of its manifest.
+
+    `connection` is open; whoever holds the offer closes it.
+    """
+
+    addresses: tuple[str, ...]
+    content_id: str
+    text: bytes
+    connection: Connection
+
+
+class Offers:
+    """The offers of the sources for one step, asked all at once."""
+
+    def __init__(
+        self,
+        sources: Sequence[Sequence[str]],
+        step: int,
+        *,
+        security: Security,
+        clock: Clock,
+        reader: str,
+    ) -> None:
+        self._step = step
+        self._security = security
+        self._clock = clock
+        self._reader = reader
+        self._answers: queue.Queue[tuple[str, Offer | TransportError]] = queue.Queue()
+        self.failures: dict[str, TransportError] = {}
+        self._num_sources = len(sources)
+        self._over = threading.Event()
+        for addresses in sources[1:]:
+            name = f"fttransport-ask-{addresses[0]}"
+            threading.Thread(
+                target=self._ask, args=(tuple(addresses),), name=name, daemon=True
+            ).start()
+        # A single source is asked without a thread.
+        self._first = tuple(sources[0])
+
+    def gather(self) -> list[Offer]:
+        """The offers of one content id: that of most sources, and of the first where two tie.
+
+        Once one source has answered, the others have as long again as a silent source has.
+        Raises the first source's error where none has an offer.
+        """
+        if self._num_sources == 1:
+            self._ask(self._first)
+        else:
+            threading.Thread(target=self._ask, args=(self._first,), daemon=True).start()
+        found: list[Offer] = []
+        until: float | None = None
+        for _ in range(self._num_sources):
+            try:
+                left = self._clock.left_s() if until is None else until - time.monotonic()
+                name, answer = self._answers.get(timeout=max(0.001, left))
+            except queue.Empty:
+                break
+            if isinstance(answer, Offer):
+                found.append(answer)
+                until = until or time.monotonic() + self._clock.stall_s
+            else:
+                self.failures[name] = answer
+        self._over.set()
+        return self._alike(found)
+
+    def _alike(self, found: list[Offer]) -> list[Offer]:
+        if not found:
+            if not self.failures:
+                self._clock.left_s()
+                raise SourceLost("no source has answered")
+            raise min(self.failures.values(), key=_how_telling)
+        counts = [offer.content_id for offer in found]
+        best = max(counts, key=counts.count)
+        for offer in found:
+            if offer.content_id != best:
+                text = f"it has content {offer.content_id}, and most others {best}"
+                self.failures[offer.addresses[0]] = IntegrityError(text)
+                offer.connection.close()
+        return [offer for offer in found if offer.content_id == best]
+
+    def _ask(self, addresses: tuple[str, ...]) -> None:
+        try:
+            answer: Offer | TransportError = self._offer(addresses)
+        except TransportError as error:
+            answer = error
+        if self._over.is_set() and isinstance(answer, Offer):
+            answer.connection.close()
+            return
+        self._answers.put((addresses[0], answer))
+
+    def _offer(self, addresses: tuple[str, ...]) -> Offer:
+        """Ask a source until it serves the step.
+
+        Each question is short beside the silence after which the source would count as lost.
+        """
+        connection = Connection(
+            addresses, security=self._security, clock=self._clock, reader=self._reader
+        )
+        try:
+            while not self._over.is_set():
+                wait_s = min(self._clock.stall_s / 2, self._left_s())
+                prefer = ("Prefer", f"wait={wait_s:.3f}")
+                head = connection.ask(f"{self._step}/manifest", [prefer])
+                if head.status == 200:
+                    return self._read(connection, addresses, head.nbytes, head.headers)
+                error = connection.error_of(head)
+                if head.status != 503:
+                    raise error
+                self._wait_again(error)
+            raise NotServing(f"{addresses[0]} was not needed")
+        except TransportError:
+            connection.close()
+            raise
+
+    def _left_s(self) -> float:
+        """The time left, less what an answer needs to arrive."""
+        return max(0.0, self._clock.deadline - time.monotonic() - 2 * _RETRY_S)
+
+    def _wait_again(self, error: TransportError) -> None:
+        left = self._clock.deadline - time.monotonic()
+        if left <= 3 * _RETRY_S:
+            raise NotServing(f"timed out: {error.text}")
+        time.sleep(_RETRY_S)
+
+    def _read(
+        self,
+        connection: Connection,
+        addresses: tuple[str, ...],
+        nbytes: int,
+        headers: dict[bytes, bytes],
+    ) -> Offer:
+        if nbytes > MAX_MANIFEST_NBYTES:
+            raise IntegrityError(f"{addresses[0]} announces a description of {nbytes} bytes")
+        tag = headers.get(b"etag", b"").decode("ascii").strip('"')
+        return Offer(addresses, tag, connection.read(nbytes), connection)
+
+
+def _how_telling(error: TransportError) -> int:
+    """Errors that say most of what to do come first."""
+    order = (AuthError, StepMismatch, IntegrityError, NotServing, SourceLost)
+    return next((i for i, kind in enumerate(order) if isinstance(error, kind)), len(order))
