@@ -297,7 +297,8 @@ def test_json_keeps_digest_stats_and_bounds() -> None:
         ({"kind": "other"}, "not a reshard.plan object"),
         ({"stages": 3}, "a part is missing or of the wrong type"),
         ({"options": {"strange": 1}}, "a part is missing or of the wrong type"),
-        ({"src": {"w": {}}}, "format None"),
+        ({"forms": [{}]}, "format None"),
+        ({"tensors": {}}, "w: is moved, but has no layout"),
     ],
 )
 def test_json_that_is_no_plan_is_refused(change: dict[str, object], text: str) -> None:

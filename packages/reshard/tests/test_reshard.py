@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from importlib.metadata import requires, version
+from types import ModuleType
 
 import pytest
 
@@ -24,3 +26,13 @@ def test_an_older_interface_is_refused_on_import(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ImportError, match=r"reshard needs level 1 of distcore\.v1.*offers level 0"):
         importlib.reload(reshard)
     assert distcore.v1.LEVEL == 1
+
+
+@pytest.mark.parametrize("name", reshard.__all__)
+def test_a_public_name_stays_what_it_is_whatever_is_imported(name: str) -> None:
+    """A module of the same name would take the place of a function once it is imported."""
+    for module in pkgutil.iter_modules(reshard.__path__):
+        if module.name != "cli":
+            importlib.import_module(f"reshard.{module.name}")
+    assert callable(getattr(reshard, name))
+    assert not isinstance(getattr(reshard, name), ModuleType)

@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from reshard.hooks import Hook
     from reshard.placed import Placed
     from reshard.report import TransferReport
-    from reshard.resharder import Resharder
+    from reshard.resharder import Resharder, transfer
 
     # One process that plays all ranks
-    from reshard.simulate import simulate
-    from reshard.transfer import transfer
+    from reshard.simulation import simulate
 
 __all__ = [
     "Bounds",
@@ -52,8 +51,8 @@ _HOMES = {
     "Placed": "placed",
     "Resharder": "resharder",
     "TransferReport": "report",
-    "simulate": "simulate",
-    "transfer": "transfer",
+    "simulate": "simulation",
+    "transfer": "resharder",
 }
 
 

@@ -10,19 +10,18 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
 
 from distcore.v1 import (
     Layout,
     Plan,
     PlanError,
     Problem,
-    describe_layout,
     itemsize,
-    layout_from,
 )
 from reshard.bounds import Bounds, Demand
 from reshard.cells import CellMaker
+from reshard.forms import FormReader, Forms
 from reshard.moves import Moves
 from reshard.options import Options
 from reshard.sources import FanOut, Job, choose_sources
@@ -61,8 +60,10 @@ class ReshardPlan:
 
     @property
     def digest(self) -> str:
-        """32 hex digits, equal exactly for equal plans."""
-        return blake2b(self.to_json().encode(), digest_size=16).hexdigest()
+        """32 hex digits, equal for plans of equally described layouts with equal transfers."""
+        told = {**self._head(), "stages": [stage.digest for stage in self.stages]}
+        text = json.dumps(told, separators=(",", ":"))
+        return blake2b(text.encode(), digest_size=16).hexdigest()
 
     def stats(self) -> Stats:
         """What the plan moves: bytes in all and at the busiest ranks, messages, rounds, peers."""
@@ -109,18 +110,31 @@ class ReshardPlan:
         plot_traffic(self, path)
 
     def to_json(self) -> str:
-        """The plan as JSON text (format 1)."""
-        table = {
+        """The plan as JSON text (format 1); a form that many layouts share stands in it once."""
+        stages = [json.loads(stage.to_json()) for stage in self.stages]
+        return json.dumps({**self._head(), "stages": stages}, separators=(",", ":"))
+
+    def _head(self) -> dict[str, object]:
+        """Everything but the stages, as JSON data."""
+        forms = Forms()
+        tensors = {
+            key: [
+                list(layout.shape),
+                layout.dtype,
+                forms.number(layout),
+                forms.number(self.dst[key]),
+            ]
+            for key, layout in self.src.items()
+        }
+        return {
             "kind": KIND,
             "format": FORMAT,
-            "src": {key: describe_layout(layout) for key, layout in self.src.items()},
-            "dst": {key: describe_layout(layout) for key, layout in self.dst.items()},
+            "forms": forms.told(),
+            "tensors": tensors,
             "nodes": sorted(self.nodes.items()),
             "options": asdict(self.options),
             "aliases": dict(self.aliases),
-            "stages": [json.loads(stage.to_json()) for stage in self.stages],
         }
-        return json.dumps(table, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> ReshardPlan:
@@ -135,19 +149,33 @@ class ReshardPlan:
             found = table.get("format")
             raise PlanError(Problem("plan", "format", f"format {found!r}; this reads {FORMAT}"))
         try:
-            return cls(
-                src={key: layout_from(form) for key, form in table["src"].items()},
-                dst={key: layout_from(form) for key, form in table["dst"].items()},
-                stages=tuple(Plan.from_json(json.dumps(stage)) for stage in table["stages"]),
-                nodes={int(rank): int(node) for rank, node in table["nodes"]},
-                options=Options(**table["options"]),
-                aliases={str(key): str(other) for key, other in table["aliases"].items()},
-            )
+            return cls._of_table(table)
         except PlanError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             text = f"a part is missing or of the wrong type: {error!r}"
             raise PlanError(Problem("plan", "form", text)) from None
+
+    @classmethod
+    def _of_table(cls, table: dict[str, Any]) -> ReshardPlan:
+        reader = FormReader(table["forms"])
+        src, dst = {}, {}
+        for key, (shape, dtype, source, destination) in table["tensors"].items():
+            src[key] = reader.layout(shape, dtype, source)
+            dst[key] = reader.layout(shape, dtype, destination)
+        stages = tuple(Plan.from_json(json.dumps(stage)) for stage in table["stages"])
+        strange = sorted({key for stage in stages for key in stage.keys} - src.keys())
+        if strange:
+            problems = [Problem(key, "missing", "is moved, but has no layout") for key in strange]
+            raise PlanError(problems)
+        return cls(
+            src=src,
+            dst=dst,
+            stages=stages,
+            nodes={int(rank): int(node) for rank, node in table["nodes"]},
+            options=Options(**table["options"]),
+            aliases={str(key): str(other) for key, other in table["aliases"].items()},
+        )
 
 
 def plan_reshard(

@@ -20,11 +20,9 @@ import torch
 from distcore.v1 import (
     Channel,
     ChannelError,
-    Layout,
-    MeshForm,
     Message,
-    describe_layout,
 )
+from reshard.forms import Forms
 from reshard.memory import is_same
 from reshard.placed import Own
 
@@ -64,27 +62,27 @@ class Row:
 
 def encode(src: Mapping[str, Own], dst: Mapping[str, Own], terms: str) -> bytes:
     """The record of this rank."""
-    forms: dict[str, int] = {}
-    known: dict[MeshForm, int] = {}
+    forms = Forms()
     sides = []
     for side in (src, dst):
         aliases = _aliases(side)
         rows: list[list[object]] = []
         for key, own in side.items():
-            form = None
-            if own.layout is not None:
-                made = own.layout.form
-                form = None if made is None else known.get(made)
-                if form is None:
-                    form = forms.setdefault(_form_text(own.layout), len(forms))
-                if made is not None:
-                    known[made] = form
-            rows.append(
-                [key, own.shape, own.dtype, form, own.partial, own.op, aliases[key],
-                 not own.data.is_meta]
-            )  # fmt: skip
+            form = None if own.layout is None else forms.number(own.layout)
+            has_values = not own.data.is_meta
+            row: list[object] = [
+                key,
+                own.shape,
+                own.dtype,
+                form,
+                own.partial,
+                own.op,
+                aliases[key],
+                has_values,
+            ]
+            rows.append(row)
         sides.append(rows)
-    table = {"terms": terms, "forms": list(forms), "src": sides[0], "dst": sides[1]}
+    table = {"terms": terms, "forms": forms.told(), "src": sides[0], "dst": sides[1]}
     return zlib.compress(json.dumps(table, separators=(",", ":")).encode(), level=1)
 
 
@@ -119,7 +117,7 @@ def exchange(
 
 def _decode(ranks: tuple[int, ...], record: bytes) -> Record:
     table = json.loads(zlib.decompress(record))
-    forms = table["forms"]
+    forms = [json.dumps(form, separators=(",", ":")) for form in table["forms"]]
     src, dst = (tuple(_row(row, forms) for row in table[side]) for side in ("src", "dst"))
     return Record(ranks, table["terms"], src, dst)
 
@@ -128,14 +126,6 @@ def _row(row: list[Any], forms: list[str]) -> Row:
     key, shape, dtype, form, partial, op, alias, has_values = row
     text = None if form is None else forms[form]
     return Row(key, tuple(shape), dtype, text, tuple(partial), op, alias, has_values)
-
-
-def _form_text(layout: Layout) -> str:
-    """The layout without shape and dtype where a mesh gives it; with its pieces where not."""
-    table = describe_layout(layout)
-    if layout.form is not None:
-        del table["shape"], table["dtype"]
-    return json.dumps(table, separators=(",", ":"))
 
 
 def _aliases(side: Mapping[str, Own]) -> dict[str, str]:

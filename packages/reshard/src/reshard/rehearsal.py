@@ -10,7 +10,7 @@ import torch
 from distcore.v1 import Layout, Plan, Transfer, itemsize
 from distcore.v1.runtime import torch_dtype
 from reshard.plan import ReshardPlan
-from reshard.simulate import simulate
+from reshard.simulation import simulate
 
 
 @dataclass(frozen=True, slots=True)

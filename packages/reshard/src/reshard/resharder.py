@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import TracebackType
 from typing import Final
 
@@ -28,6 +29,7 @@ from reshard.bounds import Bounds
 from reshard.channels import Group, open_channel
 from reshard.compiled import Compiled, Verify, exchanges_of
 from reshard.deadlines import Countdown
+from reshard.ends import Ends
 from reshard.handle import Handle, Tally
 from reshard.hooks import Hook
 from reshard.inventory import Cast, take_inventory
@@ -171,6 +173,7 @@ class Resharder(AbstractContextManager["Resharder"]):
         for compiled in self._compiled.values():
             compiled.close()
         self._compiled.clear()
+        self._inventory = replace(self._inventory, ends=Ends(self._channel.rank))
         self._closed = True
         self._opened.close()
 
@@ -289,3 +292,25 @@ class Resharder(AbstractContextManager["Resharder"]):
             verified=verify is not None,
             seconds=seconds,
         )
+
+
+def transfer(
+    src: object,
+    dst: object,
+    group: Group | None = None,
+    *,
+    options: Options | None = None,
+    cast: Cast | Mapping[str, Cast] = "error",
+    hooks: Mapping[str, Hook] | None = None,
+    verify: Verify | None = None,
+    timeout_s: float | None = None,
+) -> TransferReport:
+    """Bring what `src` holds into `dst`, in place, on all ranks of `group`; and report.
+
+    Collective. Tensors or (nested) dicts of them, None on ranks that have none; see `Resharder`,
+    which is worth having where the same tensors are carried more than once.
+    """
+    with Resharder(
+        src, dst, group, options=options, cast=cast, hooks=hooks, timeout_s=timeout_s
+    ) as resharder:
+        return resharder.run(verify=verify)

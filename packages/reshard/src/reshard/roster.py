@@ -48,7 +48,11 @@ def merge(records: Sequence[Record], ranks: Sequence[int], *, casts: Mapping[str
     for side in _SIDES:
         _compare(rows[side], side)
         _compare_order(records, side)
-    problems: list[Problem] = []
+    known = rows["src"].keys() | rows["dst"].keys()
+    problems = [
+        Problem(key, "cast", "no rank gives a tensor of this name")
+        for key in sorted(casts.keys() - known - {"*"})
+    ]
     sides = {side: _side(rows[side], side, ranks, problems) for side in _SIDES}
     problems += _key_problems(rows)
     src, dst = sides["src"], sides["dst"]
