@@ -143,20 +143,59 @@ def _overlaps(
 
 
 def _gridded(key: str, src: Layout, dst: Layout) -> Iterator[Cell]:
-    """Cut along every border of every piece; for layouts that no mesh describes."""
-    sides = [
-        [(piece.region, rank) for rank in layout.ranks for piece in layout.pieces(rank)]
-        for layout in (src, dst)
+    """Cut along the borders of the pieces; for layouts that no mesh describes.
+
+    A sweep along the dim with most borders: between two of them only the few pieces that reach
+    across need to be looked at, which cut each other along the other dims.
+    """
+    boxes = [
+        _Box(piece.region, rank, holds)
+        for layout, holds in ((src, True), (dst, False))
+        for rank in layout.ranks
+        for piece in layout.pieces(rank)
+        if not piece.region.is_empty
     ]
-    borders = []
-    for dim in range(len(src.shape)):
-        ends = {end for side in sides for box, _ in side for end in (box.start[dim], box.stop[dim])}
-        borders.append(sorted(ends))
-    for corner in product(*map(pairwise, borders)):
-        region = Region(tuple(low for low, _ in corner), tuple(high for _, high in corner))
-        holders, receivers = (
-            tuple(rank for box, rank in side if box.contains(region)) for side in sides
-        )
+    dims = range(len(src.shape))
+    if not dims:
+        yield from _cells_within(key, boxes, None, ())
+        return
+    dim = max(dims, key=lambda d: len({end for box in boxes for end in box.ends(d)}))
+    starting: dict[int, list[_Box]] = {}
+    for box in boxes:
+        starting.setdefault(box.region.start[dim], []).append(box)
+    active: list[_Box] = []
+    for low, high in pairwise(sorted({end for box in boxes for end in box.ends(dim)})):
+        active = [box for box in active if box.region.stop[dim] > low] + starting.get(low, [])
+        yield from _cells_within(key, active, dim, (low, high))
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """A piece of a rank: of the source where it `holds`, else of the destination."""
+
+    region: Region
+    rank: int
+    holds: bool
+
+    def ends(self, dim: int) -> tuple[int, int]:
+        return self.region.start[dim], self.region.stop[dim]
+
+
+def _cells_within(
+    key: str, boxes: Sequence[_Box], dim: int | None, slab: tuple[int, ...]
+) -> Iterator[Cell]:
+    """The cells between two borders along `dim`; all of `boxes` reach from one to the other."""
+    if all(box.holds for box in boxes):
+        return
+    runs = [
+        [slab] if d == dim else list(pairwise(sorted({e for box in boxes for e in box.ends(d)})))
+        for d in range(boxes[0].region.ndim)
+    ]
+    for corner in product(*runs):
+        region = Region(tuple(run[0] for run in corner), tuple(run[1] for run in corner))
+        within = [box for box in boxes if box.region.contains(region)]
+        holders = tuple(box.rank for box in within if box.holds)
+        receivers = tuple(box.rank for box in within if not box.holds)
         if not receivers:
             continue
         if not holders:
