@@ -27,6 +27,7 @@ from fttransport.errors import (
 
 # Transports
 from fttransport.http_transport import HTTPTransport
+from fttransport.pg_transport import PGTransport
 from fttransport.report import Report
 from fttransport.security import Security
 from fttransport.transport import CheckpointTransport
@@ -37,6 +38,7 @@ __all__ = [
     # Transports
     "CheckpointTransport",
     "HTTPTransport",
+    "PGTransport",
     "Report",
     "Security",
     "Codec",

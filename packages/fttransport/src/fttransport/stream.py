@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
+import torch
 from torch import Tensor
 
 from fttransport.digests import Digester
@@ -42,6 +43,10 @@ class Stream:
                 start = end
             index += 1
         return found
+
+    def tensors(self, start: int, stop: int) -> list[Tensor]:
+        """The same as flat uint8 tensors."""
+        return [torch.frombuffer(part, dtype=torch.uint8) for part in self.part(start, stop)]
 
     def digest(self, manifest: Manifest, chunk: int, digester: Digester) -> str:
         """The digest of a chunk as it is in memory now."""
