@@ -54,13 +54,25 @@ def read_into_places(
     line.read()
 
 
+def staging_nbytes(reads: Iterable[Read]) -> int:
+    """The memory that `read_into_staging` takes for some reads."""
+    return Packing.of([read.nbytes for read in reads]).nbytes
+
+
 def read_into_staging(
-    reads: Iterable[Read], dtypes: Mapping[str, torch.dtype], files: FileReader
+    reads: Iterable[Read],
+    dtypes: Mapping[str, torch.dtype],
+    files: FileReader,
+    *,
+    memory: torch.Tensor | None = None,
 ) -> dict[str, Shard]:
-    """Read each box whole into new memory, and return the boxes as Shards by the reads' keys."""
+    """Read each box whole into staging, and return the boxes as Shards by the reads' keys.
+
+    The staging is `memory` (flat uint8, large enough), or new.
+    """
     chosen = tuple(reads)
     packing = Packing.of([read.nbytes for read in chosen])
-    staging = torch.empty(packing.nbytes, dtype=torch.uint8)
+    staging = torch.empty(packing.nbytes, dtype=torch.uint8) if memory is None else memory
     line = _Line(files)
     found = {}
     for number, read in enumerate(chosen):

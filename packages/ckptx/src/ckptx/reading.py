@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from ckptx.files import FileReader
 from ckptx.integrity import Inspector
 from ckptx.plan import LoadPlan, Round
-from ckptx.reader import read_into_places, read_into_staging
+from ckptx.reader import read_into_places, read_into_staging, staging_nbytes
 from ckptx.settling import settle
 from ckptx.ways import Ways
 from distcore.v1.runtime import ExecuteReport, Shard
@@ -47,8 +49,11 @@ class Step:
             plan.exchange, places, places, staging_nbytes=staging, prove=self._is_proven
         )
         self.moved.add(report)
+        mine = [step.reads.get(ways.channel.rank, ()) for step in plan.rounds]
+        # One piece of memory for all rounds: an allocator would keep several of them.
+        memory = torch.empty(max(map(staging_nbytes, mine), default=0), dtype=torch.uint8)
         for step in plan.rounds:
-            self.moved.add(self._play(step, places))
+            self.moved.add(self._play(step, places, memory))
         if plan.rounds:
             self._settle()
 
@@ -81,13 +86,16 @@ class Step:
             lambda: read_into_places(mine, places, self.files, copy_nbytes=nbytes),
         )
 
-    def _play(self, step: Round, places: Mapping[str, Shard]) -> ExecuteReport:
+    def _play(
+        self, step: Round, places: Mapping[str, Shard], memory: torch.Tensor
+    ) -> ExecuteReport:
         """Read rows into staging, and take them from there to their places."""
         named = {name: places[key] for name, key in step.keys.items()}
         dtypes = {name: place.data.dtype for name, place in named.items()}
         mine = step.reads.get(self.ways.channel.rank, ())
         staged = self.ways.together(
-            "read rows of the checkpoint", lambda: read_into_staging(mine, dtypes, self.files)
+            "read rows of the checkpoint",
+            lambda: read_into_staging(mine, dtypes, self.files, memory=memory),
         )
         nbytes = self.ways.max_staging_bytes // 2
         return self.ways.execute(
