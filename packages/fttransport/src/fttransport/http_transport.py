@@ -15,7 +15,7 @@ from fttransport.codec import Codec
 from fttransport.codecs import codec_of
 from fttransport.destination import Destination
 from fttransport.digests import digester_for
-from fttransport.errors import TransportError
+from fttransport.errors import IntegrityError, TransportError
 from fttransport.fence import Fence
 from fttransport.fetch import Fetch
 from fttransport.http.server import Server
@@ -203,7 +203,7 @@ class HTTPTransport(CheckpointTransport[T]):
         """A fetch of what is offered, and how many bytes of it are there already."""
         manifest = read_manifest(offer.text, offer.content_id, self._security.key)
         if manifest.step != step:
-            raise TransportError(f"the source serves step {step} and describes {manifest.step}")
+            raise IntegrityError(f"the source serves step {step} and describes {manifest.step}")
         digester = digester_of(manifest, self._security.key)
         started, self._partial = self._partial, None
         if started is not None and started.content_id == offer.content_id:
