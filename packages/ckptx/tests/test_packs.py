@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ckptx.distribution import shard_nbytes
 from ckptx.packs import MIN_SHARDS, SMALL_NBYTES, Pack, pack_small
 from ckptx.part import Crossing
 from ckptx.sharded import ShardedTensor, ShardId
@@ -14,7 +15,8 @@ def crossing(
 ) -> Crossing:
     zeros = (0,) * len(shape)
     metadata = ShardedTensor(name, None, dtype, shape, shape, zeros, None)
-    return Crossing(metadata.shard_id, name, metadata, main, (1 - main,))
+    nbytes = shard_nbytes(metadata)
+    return Crossing(metadata.shard_id, name, metadata, main, (1 - main,), nbytes)
 
 
 def many(count: int, nbytes: int = 64) -> list[Crossing]:

@@ -13,7 +13,6 @@ from typing import Final
 
 import torch
 
-from ckptx.distribution import shard_nbytes
 from ckptx.part import Crossing
 from ckptx.sharded import ShardId
 from distcore.v1 import Region
@@ -42,7 +41,7 @@ class Pack:
         ordered = tuple(sorted(moves, key=lambda move: -move.metadata.dtype.itemsize))
         texts = (f"{m.name} {m.metadata.dtype} {m.metadata.local_shape}" for m in ordered)
         digest = blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
-        sizes = tuple(shard_nbytes(move.metadata) for move in ordered)
+        sizes = tuple(move.nbytes for move in ordered)
         return cls(f"{len(ordered)} shards {digest}", ordered, sizes)
 
     @property
@@ -94,10 +93,9 @@ def pack_small(
     ways: dict[tuple[int, tuple[int, ...]], list[Crossing]] = {}
     rest = []
     for move in crossing:
-        nbytes = shard_nbytes(move.metadata)
-        if 0 < nbytes <= min(SMALL_NBYTES, budget_nbytes - held) and move.name not in apart:
+        if 0 < move.nbytes <= min(SMALL_NBYTES, budget_nbytes - held) and move.name not in apart:
             ways.setdefault((move.main, move.others), []).append(move)
-            held += nbytes
+            held += move.nbytes
         else:
             rest.append(move)
     if len(crossing) - len(rest) < MIN_SHARDS:

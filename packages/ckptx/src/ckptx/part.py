@@ -32,6 +32,7 @@ class Crossing:
     metadata: ShardedTensor
     main: int
     others: tuple[int, ...]
+    nbytes: int
 
 
 # One tensor of a plan: its key, dtype and shape, and whose way it goes.
@@ -79,7 +80,8 @@ class Part:
             if dealt not in known:
                 known[dealt] = tuple(rank for rank in dealt if rank != main)
             if known[dealt]:
-                crossing.append(Crossing(shard, name_of(shard), form, main, known[dealt]))
+                nbytes = shard_nbytes(form)
+                crossing.append(Crossing(shard, name_of(shard), form, main, known[dealt], nbytes))
         if problems:
             raise ExchangeError(problems)
         return cls(loaded, needed, tuple(crossing), index)
@@ -142,9 +144,7 @@ class Part:
 
     def bound(self) -> int:
         """The bytes of all shards that this rank needs and has not loaded."""
-        return sum(
-            shard_nbytes(move.metadata) for move in self.crossing if self.index in move.others
-        )
+        return sum(move.nbytes for move in self.crossing if self.index in move.others)
 
 
 def plan_of(entries: Iterable[Entry], ranks: Sequence[int]) -> tuple[Plan, dict[str, str]]:
