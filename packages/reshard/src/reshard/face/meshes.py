@@ -88,13 +88,18 @@ def validate_layout(
     ValueError for a count of placements that is not the mesh's, a rank that stands in it twice,
     or a dim that the tensor lacks; NotImplementedError for a placement that is not known.
     """
+    validate_mesh(mesh, placements, name)
+    placement_signature(placements, len(global_shape))
+
+
+def validate_mesh(mesh: Mesh, placements: Sequence[object], name: str) -> None:
+    """ValueError where placements are not one per axis, or a rank stands in the mesh twice."""
     sizes, ranks = mesh_signature(mesh)
     if len(placements) != len(sizes):
         text = f"{name}_placement has {len(placements)} entries for a {len(sizes)}D mesh."
         raise ValueError(f"{text} Expected one per mesh axis, {sizes}")
     if len(set(ranks)) != len(ranks):
         raise ValueError(f"{name}_mesh: expected every rank once, got {list(ranks)}")
-    placement_signature(placements, len(global_shape))
 
 
 def _is(placement: object, method: str) -> bool:

@@ -18,7 +18,7 @@ from distcore.v1 import DisagreementError, Layout, PlanError, Problem
 from distcore.v1.runtime import Shard, dtype_name
 from reshard.face.duck_types import Mesh, TensorLike
 from reshard.face.local_parts import global_shape, local_tensor, same_device, tensor_metadata
-from reshard.face.meshes import mesh_rank_tensor, mesh_ranks, shard_dim
+from reshard.face.meshes import mesh_rank_tensor, mesh_ranks, shard_dim, validate_mesh
 
 NAMES: Final = ("src_tensor", "dst_tensor")
 READINGS: Final = ("order", "index")
@@ -40,6 +40,7 @@ class Side:
     def of(cls, name: str, mesh: Mesh, placements: Sequence[object]) -> Side:
         """Read a side; ValueError and NotImplementedError where it cannot be read."""
         table: Any = mesh_rank_tensor(mesh)
+        validate_mesh(mesh, placements, name.removesuffix("_tensor"))
         return cls(
             name, table.tolist(), tuple(mesh_ranks(mesh)), tuple(form_of(one) for one in placements)
         )
