@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,6 +14,7 @@ from distcore.v1.layout import Layout, Piece
 from distcore.v1.region import Region
 from distcore.v1.runtime.layouts import is_dtensor, layout_of, local_tensor
 
+_MANY: Final = 8
 _CARRIERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -28,6 +30,7 @@ class Shard:
     data: torch.Tensor
     pieces: tuple[Piece, ...]
     _is_whole: bool = field(init=False, repr=False, compare=False)
+    _row: _Row | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         problems = _data_problems(self.data)
@@ -42,6 +45,8 @@ class Shard:
         if data.requires_grad:
             object.__setattr__(self, "data", data.detach())
         object.__setattr__(self, "_is_whole", is_whole)
+        row = _Row.of(pieces) if len(pieces) > _MANY and data.ndim else None
+        object.__setattr__(self, "_row", row)
 
     @classmethod
     def of(cls, value: torch.Tensor | Shard, rank: int, layout: Layout | None = None) -> Shard:
@@ -84,19 +89,45 @@ class Shard:
         """The bytes of `region`, or None where not every element of it lies in the pieces."""
         if len(region.start) != self.data.ndim:
             return None
-        for piece in self.pieces:
+        pieces = self.pieces if self._row is None else self._row.near(region)
+        for piece in pieces:
             if piece.region is region or piece.region == region:
                 view = self.data if self._is_whole else self.data[piece.local.slices()]
                 return Box(region, ((region, view),))
             if piece.region.contains(region):
                 return Box(region, ((region, self.data[_place_of(piece, region).slices()]),))
         views, numel = [], 0
-        for piece in self.pieces:
+        for piece in pieces:
             common = piece.region.intersect(region)
             if common is not None:
                 views.append((common, self.data[_place_of(piece, common).slices()]))
                 numel += common.numel
         return Box(region, tuple(views)) if numel == region.numel else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Many pieces by where they start along the dim that tells them apart best."""
+
+    dim: int
+    starts: tuple[int, ...]
+    longest: int
+    pieces: tuple[Piece, ...]
+
+    @classmethod
+    def of(cls, pieces: tuple[Piece, ...]) -> _Row:
+        """Put the pieces in a row; they have at least one dim."""
+        dims = range(pieces[0].region.ndim)
+        dim = max(dims, key=lambda d: len({piece.region.start[d] for piece in pieces}))
+        row = tuple(sorted(pieces, key=lambda piece: piece.region.start[dim]))
+        starts = tuple(piece.region.start[dim] for piece in row)
+        return cls(dim, starts, max(piece.region.shape[dim] for piece in row), row)
+
+    def near(self, region: Region) -> tuple[Piece, ...]:
+        """The pieces that may have something in common with `region`, or be equal to it."""
+        low, high = region.start[self.dim], region.stop[self.dim]
+        first = bisect_left(self.starts, low - self.longest)
+        return self.pieces[first : bisect_right(self.starts, high)]
 
 
 class Box:
