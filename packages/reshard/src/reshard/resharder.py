@@ -58,7 +58,8 @@ class Resharder(AbstractContextManager["Resharder"]):
     `cast` says whether a source may be converted to its destination's dtype (`"convert"`) or not
     (`"error"`), for all tensors or by key, where `"*"` stands for the rest. `hooks` are local,
     by key. `nodes` says on which node each rank is. `max_staging_bytes` bounds the memory for
-    what is on its way; each of up to three exchanges has at least 64 KiB of it. `timeout_s` bounds every call that names no timeout of its own.
+    what is on its way; each of up to three exchanges has at least 64 KiB of it. `timeout_s`
+    bounds every call that names no timeout of its own.
 
     Every mistake raises on every rank and names ranks and keys, before a destination has
     changed: PeerError where a rank's own tensors are wrong, DisagreementError where ranks
