@@ -88,7 +88,7 @@ class Proxy:
 
 @pytest.fixture
 def proxy() -> type[Proxy]:
-    """What makes a proxy: `with proxy(address, fault) as front`, which has an `address`."""
+    """A class whose objects stand in front of a source while a `with` block lasts."""
     return Proxy
 
 
