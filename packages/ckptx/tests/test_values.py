@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 from pathlib import Path
 
@@ -72,8 +73,19 @@ def test_tensors_inside_values(tmp_path: Path) -> None:
 
 
 def test_other_objects_are_records(tmp_path: Path) -> None:
-    found = of({"a": [io.BytesIO(b"x")]}, tmp_path / "x")
-    assert foreign_names(found) == ["_io.BytesIO"]
+    found = of({"a": [argparse.Namespace(lr=0.5)]}, tmp_path / "x")
+    assert foreign_names(found) == ["argparse.Namespace"]
+    assert isinstance(found, dict)
+    assert found["a"][0].get("lr") == 0.5
+
+
+def test_objects_inside_buffers(tmp_path: Path) -> None:
+    inner = io.BytesIO()
+    torch.save({"rng": torch.arange(3), "step": 7}, inner)
+    found = of({"object": inner, "raw": io.BytesIO(b"abc")}, tmp_path / "x")
+    assert isinstance(found, dict)
+    assert (found["object"]["step"], found["raw"]) == (7, b"abc")
+    assert torch.equal(found["object"]["rng"], torch.arange(3))
 
 
 def test_a_value_that_its_file_does_not_hold(tmp_path: Path) -> None:

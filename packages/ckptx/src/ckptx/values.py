@@ -22,6 +22,7 @@ from distcore.v1 import itemsize
 from distcore.v1.runtime import torch_dtype
 
 _TAG: Final = "__ckptx__"
+_ARCHIVE: Final = b"PK\x03\x04"
 
 
 def read_value(stored: StoredValue, reader: FileReader) -> object:
@@ -44,7 +45,7 @@ def value_of(stored: StoredValue, data: bytes) -> object:
     """The value that the bytes of an entry are; FormatError where they are damaged."""
     if stored.form == "json":
         return from_json(data.decode(), stored.file)
-    if not data.startswith(b"PK\x03\x04"):
+    if not data.startswith(_ARCHIVE):
         # What torch saved before it wrote archives, or bytes of another kind.
         return _plain(parse(data, file=stored.file, offset=stored.offset), _no_tensor)
     memory = _Memory(data)
@@ -84,6 +85,9 @@ def foreign_names(value: object) -> list[str]:
 def _plain(value: object, tensor: Callable[[TensorRecord], object]) -> object:
     """The value with what can be made of its records; tensors as `tensor` reads them."""
     if isinstance(value, Record):
+        data = _buffer(value)
+        if data is not None:
+            return data
         found = tensor_record(value)
         return value if found is None else tensor(found)
     if isinstance(value, dict):
@@ -97,6 +101,17 @@ def _plain(value: object, tensor: Callable[[TensorRecord], object]) -> object:
     if isinstance(value, Persistent):
         raise ValueError("a storage without a tensor")
     return value
+
+
+def _buffer(record: Record) -> object | None:
+    """What a buffer of bytes holds, as Megatron-Core stores its objects: an archive, or bytes."""
+    state = record.state
+    if record.name != "_io.BytesIO" or not isinstance(state, tuple) or not state:
+        return None
+    data = state[0]
+    if not isinstance(data, bytes) or not data.startswith(_ARCHIVE):
+        return data if isinstance(data, bytes) else None
+    return value_of(StoredValue("a buffer", 0, len(data), "torch"), data)
 
 
 def _no_tensor(record: TensorRecord) -> object:
