@@ -1,26 +1,28 @@
 """One step of OwnerMuon beside one of torch.optim.Muon, on the same DTensors.
 
-    python packages/ownerplan/tests/benchmarks/bench_muon.py --ranks 2 4 --steps 3
+    python tests/benchmarks/bench_muon.py --ranks 2 4 --steps 3
 
 Prints one JSON object per number of ranks: 24 matrices of 512x512 and 512x2048, Shard(0) over
 gloo, one thread per rank for both. The two take steps in turn; a figure is the median of the
-slowest rank's times. `bound_ratio` is what the owners' balance allows where Newton-Schulz is all
-that takes time: torch's work on every rank, by the share of the busiest owner.
+slowest rank's times. `cpu_ratio` compares the processor time of all ranks together, which other
+programs on the machine disturb less. `bound_ratio` is what the owners' balance allows where
+Newton-Schulz is all that takes time: torch's work on every rank, by the share of the busiest owner.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 
 from distcore.testing import rank_pool
 from distcore.v1 import Channel
@@ -48,18 +50,24 @@ def rank_main(channel: Channel, steps: int, options: dict[str, Any]) -> dict[str
     owner = OwnerMuon(ours, **options)
     optimizers = {"owner": owner, "torch": torch.optim.Muon(theirs)}
     seconds: Timed = {"owner": [], "torch": []}
+    cpu: Timed = {"owner": [], "torch": []}
+    calls = 0
     for step in range(steps + 1):
         grads = sharded(mesh, 100 + step)
         for name, params in (("owner", ours), ("torch", theirs)):
             for param, gradient in zip(params, grads, strict=True):
                 param.grad = gradient.clone()
             channel.all_gather(b"ready")
-            started = perf_counter()
-            optimizers[name].step()
+            started, cpu_started = perf_counter(), process_time()
+            with CommDebugMode() if not step else nullcontext() as counted:
+                optimizers[name].step()
             if step:  # the first one warms up
                 seconds[name].append(perf_counter() - started)
+                cpu[name].append(process_time() - cpu_started)
+            elif name == "torch" and counted is not None:
+                calls = counted.get_total_counts()
     report = owner.last_report or StepReport()
-    return {"seconds": seconds, "report": asdict(report)}
+    return {"seconds": seconds, "cpu": cpu, "torch_calls": calls, "report": asdict(report)}
 
 
 def measure(ranks: int, steps: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -71,6 +79,10 @@ def measure(ranks: int, steps: int, options: dict[str, Any]) -> dict[str, Any]:
         for name in ("owner", "torch")
     }
     figures = {name: median(times) for name, times in slowest.items()}
+    cpu = {
+        name: median(sum(one["cpu"][name][at] for one in found) for at in range(steps))
+        for name in ("owner", "torch")
+    }
     plan = plan_owners([SHAPES], ranks)
     numel = sum(rows * cols for rows, cols in SHAPES)
     return {
@@ -78,6 +90,9 @@ def measure(ranks: int, steps: int, options: dict[str, Any]) -> dict[str, Any]:
         "steps": steps,
         "options": options,
         "seconds": {name: round(value, 4) for name, value in figures.items()},
+        "cpu_seconds": {name: round(value, 4) for name, value in cpu.items()},
+        "cpu_ratio": round(cpu["torch"] / cpu["owner"], 2),
+        "torch_collectives": found[0]["torch_calls"],
         "ratio": round(figures["torch"] / figures["owner"], 2),
         "ratios": [
             round(t / o, 2) for o, t in zip(slowest["owner"], slowest["torch"], strict=True)
@@ -99,7 +114,7 @@ def main() -> None:
     given = parser.parse_args()
     options = {"bucket_bytes": given.bucket_bytes, "slots": given.slots}
     for ranks in given.ranks:
-        sys.stdout.write(json.dumps(measure(ranks, given.steps, options), indent=2) + "\n")
+        print(json.dumps(measure(ranks, given.steps, options), indent=2))
 
 
 if __name__ == "__main__":
