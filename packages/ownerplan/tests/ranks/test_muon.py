@@ -120,3 +120,40 @@ def test_replicas_share_the_work(pool: RankPool) -> None:
     reports = pool.run(step_hsdp).values()
     assert sum(report.matrices for report in reports) == len(SHAPES)
     assert all(report.matrices for report in reports)
+
+
+def moved(channel: Channel, replicas: bool, bucket_bytes: int, dim: int) -> StepReport:
+    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]] if replicas else [0, 1, 2, 3])
+    placements: list[Placement] = [Replicate(), Shard(dim)] if replicas else [Shard(dim)]
+    _, report = train(mesh, placements, ((256, 256),) * 8, bucket_bytes=bucket_bytes)
+    return report
+
+
+def test_bytes_are_those_of_the_bound(pool: RankPool) -> None:
+    """Two ways, two bytes, and all but the owner's own quarter."""
+    reports = pool.run(moved, False, 1 << 20, 0).values()
+    assert sum(report.nbytes_received for report in reports) == 2 * 2 * 8 * 256 * 256 * 3 // 4
+    assert sum(report.nbytes_sent for report in reports) == 2 * 2 * 8 * 256 * 256 * 3 // 4
+
+
+def test_replicas_send_once_and_all_of_them_receive(pool: RankPool) -> None:
+    """Half of each matrix to its owner; then a half to each of the three others."""
+    reports = pool.run(moved, True, 1 << 20, 0).values()
+    assert sum(report.nbytes_received for report in reports) == 2 * 8 * 256 * 256 * 2
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("bucket_bytes", [400_000, 800_000])
+def test_the_memory_for_exchanges_keeps_to_its_budget(
+    pool: RankPool, dim: int, bucket_bytes: int
+) -> None:
+    """Two slots, and a quarter more where parts have to be packed.
+
+    A round of four matrices takes 256 KiB on each rank, so these are two buckets, or one.
+    """
+    rounds = 2 if bucket_bytes < 2 * (1 << 18) else 1
+    for report in pool.run(moved, False, bucket_bytes, dim).values():
+        assert report.matrices == 2
+        assert report.exchanges == 2 * rounds
+        assert report.collectives == 1 + 2 * report.exchanges
+        assert 0 < report.held_nbytes <= bucket_bytes * 2 * (5 if dim else 4) // 4

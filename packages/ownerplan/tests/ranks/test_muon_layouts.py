@@ -255,3 +255,23 @@ def test_parts_of_the_world_step_by_themselves(pool: RankPool) -> None:
 
 def test_a_failure_in_one_part_is_raised_in_all(pool: RankPool) -> None:
     pool.run(step_on_parts_of_the_world, True).raised(PeerError, within_s=45)
+
+
+def step_on_a_plane_of_the_world(channel: Channel) -> None:
+    mesh = DeviceMesh("cpu", [[1], [3]])
+    if mesh.get_coordinate() is None:
+        return
+    placements = [Shard(0), Replicate()]
+    param = nn.Parameter(distribute_tensor(whole((6, 4), 1), mesh, placements, src_data_rank=None))
+    param.grad = distribute_tensor(whole((6, 4), 2), mesh, placements, src_data_rank=None)
+    optimizer = OwnerMuon([param])
+    optimizer.step()
+    expected = nn.Parameter(whole((6, 4), 1))
+    expected.grad = whole((6, 4), 2)
+    torch.optim.Muon([expected]).step()
+    half = slice(3 * (channel.rank // 2), 3 * (channel.rank // 2) + 3)
+    assert torch.equal(param.detach().to_local(), expected[half])  # type: ignore[attr-defined]
+
+
+def test_a_mesh_of_two_axes_over_part_of_the_world(pool: RankPool) -> None:
+    pool.run(step_on_a_plane_of_the_world).values()
