@@ -13,7 +13,7 @@ from ckptx.savejob import Format
 
 # Runs in a process of its own: it forks, before any thread is there, what is then killed.
 SCRIPT = """
-import json, os, random, signal, sys, time
+import json, os, random, shutil, signal, sys, time
 import torch
 import ckptx
 from ckptx.proof import prove
@@ -47,8 +47,12 @@ def forever():
 os.waitpid(forked(lambda: save(0)), 0)
 found = []
 for _ in range(20):
+    shutil.rmtree(path + ".partial", ignore_errors=True)
     child = forked(forever)
-    time.sleep(0.05 + random.random() * 0.2)
+    limit = time.monotonic() + 10
+    while not os.path.exists(path + ".partial") and time.monotonic() < limit:
+        time.sleep(0.001)
+    time.sleep(random.random() * 0.03)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     checkpoint = ckptx.open_checkpoint(path)
