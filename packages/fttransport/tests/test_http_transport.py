@@ -13,6 +13,8 @@ from urllib.error import HTTPError, URLError
 import pytest
 import torch
 
+from distcore.testing import check_transport
+from distcore.v1 import providers
 from fttransport import (
     CodecRefused,
     DeadlineExceeded,
@@ -51,6 +53,14 @@ def test_a_state_arrives_whatever_the_number_of_chunks(
     check(receiver.recv_checkpoint(0, source.metadata(), 1234, S), state_of())
     assert receiver.last_report is not None
     assert receiver.last_report.moved_bytes == receiver.last_report.nbytes == 120_012
+
+
+def test_it_keeps_the_contract_of_a_transport(http: Make) -> None:
+    check_transport(http)
+
+
+def test_it_is_found_as_a_provider() -> None:
+    assert providers("transport")["http"].load() is HTTPTransport
 
 
 def test_a_transport_receives_from_itself(http: Make) -> None:

@@ -58,6 +58,8 @@ def why_not_alike(entry: Entry, target: Tensor) -> str | None:
 def make_dtensor(entry: Entry, local: Tensor, path: str) -> Tensor:
     """The DTensor of an entry over `local`, on a mesh of this side's ranks.
 
+    Over all ranks in one axis it can communicate as any DTensor. On another mesh it has no groups,
+    so that only its local part is of use; give the receiver DTensors to fill instead.
     LayoutMismatch where this process has no default group with the ranks of the layout.
     """
     layout, _ = source_layout(entry)
@@ -85,7 +87,10 @@ def make_dtensor(entry: Entry, local: Tensor, path: str) -> Tensor:
 def _mesh_of(ranks: tuple[int, ...], sizes: tuple[int, ...], device: str) -> DeviceMesh:
     from torch.distributed.device_mesh import DeviceMesh  # noqa: TID251 - makes one
 
-    return DeviceMesh(device, torch.tensor(ranks).reshape(sizes), _init_backend=False)
+    # Making groups is collective, and a rank that heals is alone; the default group is there.
+    world = torch.distributed.get_world_size()  # noqa: TID251 - whether the default group serves
+    alone = len(sizes) == 1 and len(ranks) == world
+    return DeviceMesh(device, torch.tensor(ranks).reshape(sizes), _init_backend=alone)
 
 
 def _placement(text: str) -> Any:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
-from distcore.testing import rank_threads
+from distcore.testing import check_transport, loopback_group, rank_threads
 from distcore.v1.runtime import GroupChannel
 from fttransport import (
     CodecRefused,
@@ -76,6 +77,11 @@ def test_a_state_arrives_at_every_destination() -> None:
         mine.shutdown()
 
     rank_threads(3, run).values()
+
+
+def test_it_keeps_the_contract_of_a_transport() -> None:
+    store = HashStore()
+    check_transport(lambda rank: PGTransport(loopback_group(store, rank, 2), S, CPU))
 
 
 def test_in_place_the_own_tensors_are_filled() -> None:
