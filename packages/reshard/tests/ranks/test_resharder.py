@@ -568,3 +568,29 @@ def test_staging_stays_within_its_bound_and_is_kept() -> None:
     for staging, kept in rank_threads(2, same_memory).values():
         assert 0 < staging <= 1 << 17
         assert kept == 0
+
+
+def failing_in_background(channel: Channel) -> bool:
+    def fail(received: torch.Tensor, local: torch.Tensor) -> None:
+        raise RuntimeError("disk full")
+
+    src, dst = placed(ROWS, FULL, channel.rank), blank(COLUMNS, FULL, channel.rank)
+    hooks = {"w": Hook(after=fail)} if channel.rank == 2 else {}
+    with Resharder({"w": src}, {"w": dst}, channel, hooks=hooks) as resharder:
+        handle = resharder.start()
+        with pytest.raises(PeerError, match="rank 2: RuntimeError: disk full"):
+            handle.wait(10)
+        return handle.done and resharder.dirty
+
+
+def test_a_failure_in_the_background_is_raised_on_all_by_wait() -> None:
+    assert rank_threads(3, failing_in_background).values() == (True, True, True)
+
+
+def unknown_cast(channel: Channel) -> None:
+    transfer({"w": torch.ones(2)}, {"w": torch.zeros(2)}, channel, cast={"v": "convert"})
+
+
+def test_a_cast_of_an_unknown_tensor_is_refused() -> None:
+    for error in rank_threads(2, unknown_cast).raised(PlanError, within_s=3):
+        assert "v: no rank gives a tensor of this name" in str(error)
