@@ -20,8 +20,9 @@ empties them.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, cast
 
 import torch
@@ -47,16 +48,18 @@ from reshard.face.duck_types import (
     TensorLike,
 )
 from reshard.face.offers import Side, Terms
-from reshard.plan import ReshardPlan
 
 __all__ = ["clear_xferdtensor_python_caches", "xferdtensor_python_impl"]
 
 V = TypeVar("V")
 Cache = OrderedDict[Any, V]
 
+# Ranks may be threads of one process.
+_LOCK: Final = threading.Lock()
+
 _PLAN_CACHE: Cache[Any] = OrderedDict()
 _PLAN_CACHE_MAX_SIZE: int = 1024
-_STRIPED_PLAN_CACHE: Cache[StripedGeometry | None] = OrderedDict()
+_STRIPED_PLAN_CACHE: Cache[Any] = OrderedDict()
 _STRIPED_PLAN_CACHE_MAX_SIZE: int = 1024
 _SUBCOMM_CACHE: Final = communicators.SUBCOMM_CACHE
 _INACTIVE_SUBCOMM_CACHE: Final = communicators.INACTIVE_SUBCOMM_CACHE
@@ -123,18 +126,18 @@ def _plan_geometry(
     Pure but for the cache: what was planned before is the same object again. Raises ValueError
     and NotImplementedError as `_validate_layout` does.
     """
-    key = _plan_key(src_mesh, src_placements, dst_mesh, dst_placements, global_shape)
-    found: Geometry | None = _PLAN_CACHE.get(key)
-    if found is None:
+
+    def make() -> Geometry:
         _validate_layout(src_mesh, src_placements, global_shape, "src")
         _validate_layout(dst_mesh, dst_placements, global_shape, "dst")
         src_regions = _rank_regions(src_mesh, src_placements, global_shape)
         dst_regions = _rank_regions(dst_mesh, dst_placements, global_shape)
         groups = _destination_groups(dst_mesh, dst_placements, dst_regions)
         transfers = _build_exact_plan(src_regions, _mesh_ranks(src_mesh), groups)
-        found = src_regions, dst_regions, groups, transfers
-    _keep(_PLAN_CACHE, key, found, _PLAN_CACHE_MAX_SIZE)
-    return found
+        return src_regions, dst_regions, groups, transfers
+
+    key = _plan_key(src_mesh, src_placements, dst_mesh, dst_placements, global_shape)
+    return _cached(_PLAN_CACHE, key, _PLAN_CACHE_MAX_SIZE, make)
 
 
 def _striped_geometry(
@@ -149,20 +152,19 @@ def _striped_geometry(
     That is where no stripes can be made, or a part of them would have to be packed at both ends.
     """
     args = src_mesh, src_placements, dst_mesh, dst_placements, global_shape
-    key = _plan_key(*args)
-    if key in _STRIPED_PLAN_CACHE:
-        _STRIPED_PLAN_CACHE.move_to_end(key)
-        return _STRIPED_PLAN_CACHE[key]
-    found: StripedGeometry | None = None
-    src_regions, dst_regions, groups, _ = _plan_geometry(*args)
-    made = _build_striped_targets(groups)
-    if made is not None:
+
+    def make() -> StripedGeometry | None:
+        src_regions, dst_regions, groups, _ = _plan_geometry(*args)
+        made = _build_striped_targets(groups)
+        if made is None:
+            return None
         targets, stripes_by_rank = made
         transfers = _build_striped_transfers(src_regions, _mesh_ranks(src_mesh), targets)
-        if _remote_transfers_avoid_double_staging(transfers, src_regions, dst_regions):
-            found = src_regions, dst_regions, groups, transfers, stripes_by_rank
-    _keep(_STRIPED_PLAN_CACHE, key, found, _STRIPED_PLAN_CACHE_MAX_SIZE)
-    return found
+        if not _remote_transfers_avoid_double_staging(transfers, src_regions, dst_regions):
+            return None
+        return src_regions, dst_regions, groups, transfers, stripes_by_rank
+
+    return _cached(_STRIPED_PLAN_CACHE, _plan_key(*args), _STRIPED_PLAN_CACHE_MAX_SIZE, make)
 
 
 def clear_xferdtensor_python_caches(process_group: object = None) -> None:
@@ -173,12 +175,14 @@ def clear_xferdtensor_python_caches(process_group: object = None) -> None:
     when no work on the device is under way, before the parent communicator is replaced or
     destroyed.
     """
-    _STRIPED_PLAN_CACHE.clear()
+    with _LOCK:
+        _STRIPED_PLAN_CACHE.clear()
+        if process_group is None:
+            _PLAN_CACHE.clear()
     if process_group is not None:
         communicators.clear_process_group(process_group)
-        return
-    _PLAN_CACHE.clear()
-    communicators.clear_all()
+    else:
+        communicators.clear_all()
 
 
 def _xferdtensor_python_impl_v1(  # noqa: PLR0917 - the signature that users know
@@ -293,14 +297,10 @@ def _carry(  # noqa: PLR0917 - as above
         engine.carry((src_tensor, dst_tensor), read_sides, channel, planner=_planned, stream=stream)
 
 
-def _planned(sides: tuple[Side, Side], terms: Terms) -> ReshardPlan:
+def _planned(sides: tuple[Side, Side], terms: Terms) -> engine.Route:
     """The engine's plan, kept among the plans of this face."""
     key = sides[0].key, sides[1].key, terms
-    found: ReshardPlan | None = _PLAN_CACHE.get(key)
-    if found is None:
-        found = engine.plan_of(sides, terms)
-    _keep(_PLAN_CACHE, key, found, _PLAN_CACHE_MAX_SIZE)
-    return found
+    return _cached(_PLAN_CACHE, key, _PLAN_CACHE_MAX_SIZE, lambda: engine.route_of(sides, terms))
 
 
 def _plan_key(
@@ -320,9 +320,20 @@ def _plan_key(
     )
 
 
-def _keep(cache: Cache[V], key: object, value: V, max_size: int) -> None:
-    """Put a value at the young end of a cache, and drop the oldest beyond its size."""
-    cache[key] = value
-    cache.move_to_end(key)
-    while len(cache) > max_size:
-        cache.popitem(last=False)
+def _cached(cache: Cache[Any], key: object, max_size: int, make: Callable[[], V]) -> V:
+    """What `make` returned for this key before, or returns now.
+
+    Beyond `max_size` the entry goes that has not been asked for longest.
+    """
+    with _LOCK:
+        if key in cache:
+            cache.move_to_end(key)
+            found: V = cache[key]
+            return found
+    made = make()
+    with _LOCK:
+        made = cache.setdefault(key, made)
+        cache.move_to_end(key)
+        while len(cache) > max_size:
+            cache.popitem(last=False)
+    return made

@@ -129,7 +129,7 @@ def clear_all() -> None:
         finalizer.detach()
     PROCESS_GROUP_FINALIZERS.clear()
     PROCESS_GROUP_COMM_IDS.clear()
-    evict_communicators({key[0] for cache in _caches() for key in cache})
+    evict_communicators({key[0] for cache in _caches() for key in list(cache)})
 
 
 def _own_comm_ids(process_group_id: int) -> set[int]:

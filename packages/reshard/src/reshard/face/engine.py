@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 import torch
 
@@ -27,7 +28,16 @@ KEY: Final = "tensor"
 MIN_SHARED_NBYTES: Final = 1 << 20
 """Below this on the wire it does not pay to look for short ways between ranks of one host."""
 
-Planner = Callable[[tuple[Side, Side], Terms], ReshardPlan]
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A plan, and the bytes that it moves between ranks."""
+
+    plan: ReshardPlan
+    wire_nbytes: int
+
+
+Planner = Callable[[tuple[Side, Side], Terms], Route]
 
 
 def carry(
@@ -47,38 +57,40 @@ def carry(
     both, offer = run_together("reshard: read src_tensor and dst_tensor", read, channel)
     rows = channel.all_gather(offer.encode())
     told: object
-    plan, ends = None, None
+    route, ends = None, None
     with streams.entered(_device_of(offer), stream):
         try:
-            plan, ends = _settle(both, offer, terms_of(rows, channel.ranks), channel, planner)
+            route, ends = _settle(both, offer, terms_of(rows, channel.ranks), channel, planner)
             told = {side.name: f"mesh {side.mesh}, placements {list(side.forms)}" for side in both}
         except BaseException as error:  # noqa: BLE001 - told to the peers and raised again
             told = error
         agree("reshard: meshes and placements of src_tensor and dst_tensor", told, channel)
-        if plan is None or ends is None:
+        if route is None or ends is None:
             raise RuntimeError("all ranks agreed on a plan that this one has not made")
-        _move(plan, ends, channel)
+        _move(route, ends, channel)
 
 
-def plan_of(sides: tuple[Side, Side], terms: Terms) -> ReshardPlan:
-    """The plan between two sides, balanced over the holders of each part."""
+def route_of(sides: tuple[Side, Side], terms: Terms) -> Route:
+    """The way between two sides, balanced over the holders of each part."""
     src, dst = (
         side.layout(terms.shape, terms.dtype, reading)
         for side, reading in zip(sides, terms.readings, strict=True)
     )
-    return plan_reshard({KEY: src}, {KEY: dst})
+    plan = plan_reshard({KEY: src}, {KEY: dst})
+    return Route(plan, plan.stats()["wire_bytes"])
 
 
 def _settle(
     sides: tuple[Side, Side], offer: Offer, terms: Terms, channel: Channel, planner: Planner
-) -> tuple[ReshardPlan, Ends]:
-    """The plan, and this rank's tensors bound to it, ready to be sent."""
+) -> tuple[Route, Ends]:
+    """The way, and this rank's tensors bound to it, ready to be sent."""
     for side in sides:
         strangers = sorted(set(side.ranks) - set(channel.ranks))
         if strangers:
             text = f"{side.name}: the mesh {side.mesh} has ranks {strangers}"
             raise ValueError(f"{text}, but the group has {list(channel.ranks)}")
-    plan = planner(sides, terms)
+    route = planner(sides, terms)
+    plan = route.plan
     own: list[dict[str, Own]] = [
         {} if local is None else {KEY: Own(terms.shape, terms.dtype, layouts[KEY], local)}
         for local, layouts in zip(offer.locals, (plan.src, plan.dst), strict=True)
@@ -86,17 +98,17 @@ def _settle(
     ends = Ends.of(plan, (own[0], own[1]), slabs={}, hooks={}, rank=channel.rank)
     for act in ends.before:
         act()
-    return plan, ends
+    return route, ends
 
 
-def _move(plan: ReshardPlan, ends: Ends, channel: Channel) -> None:
+def _move(route: Route, ends: Ends, channel: Channel) -> None:
+    same_host: Literal["auto", "off"] = "off"
+    if route.wire_nbytes >= MIN_SHARED_NBYTES:
+        same_host = "auto"
     sources = ends.sources
-    for stage in plan.stages:
+    for stage in route.plan.stages:
         if len(stage):
-            shares = plan.stats()["wire_bytes"] >= MIN_SHARED_NBYTES
-            execute(
-                stage, channel, sources, ends.destinations, same_host="auto" if shares else "off"
-            )
+            execute(stage, channel, sources, ends.destinations, same_host=same_host)
         sources = ends.destinations
 
 
