@@ -96,7 +96,7 @@ def test_a_binding_finds_what_it_was_not_told() -> None:
     assert flat is not None
     assert flat.view(torch.int64).tolist() == [2, 3]
     kept = Shard.of(torch.zeros(2).long(), 0).box(Region((0,), (2,)))
-    binding.keep(part, kept)
+    binding.keep(("a", (6,), (8,)), kept)
     assert binding.box_of(part) is kept
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 
@@ -93,16 +93,16 @@ class Shard:
         for piece in pieces:
             if piece.region is region or piece.region == region:
                 view = self.data if self._is_whole else self.data[piece.local.slices()]
-                return Box(region, ((region, view),))
+                return Box(region, view)
             if piece.region.contains(region):
-                return Box(region, ((region, self.data[_place_of(piece, region).slices()]),))
+                return Box(region, self.data[_place_of(piece, region).slices()])
         views, numel = [], 0
         for piece in pieces:
             common = piece.region.intersect(region)
             if common is not None:
                 views.append((common, self.data[_place_of(piece, common).slices()]))
                 numel += common.numel
-        return Box(region, tuple(views)) if numel == region.numel else None
+        return Box(region, None, tuple(views)) if numel == region.numel else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +130,31 @@ class _Row:
         return self.pieces[first : bisect_right(self.starts, high)]
 
 
+Views: TypeAlias = tuple[tuple[Region, torch.Tensor], ...]
+
+
 class Box:
     """The elements of one Region, as views of a local tensor: one, or several side by side."""
 
-    __slots__ = ("_memory", "region", "views")
+    # Plans have many parts, so a Box is made of as few objects as can be.
+    __slots__ = ("_memory", "_several", "_view", "region")
 
     region: Region
-    views: tuple[tuple[Region, torch.Tensor], ...]
+    _view: torch.Tensor | None
+    _several: Views
     _memory: torch.Tensor | None
 
-    def __init__(self, region: Region, views: tuple[tuple[Region, torch.Tensor], ...]) -> None:
+    def __init__(self, region: Region, view: torch.Tensor | None, several: Views = ()) -> None:
+        """Take the one view of the whole Region, or `several` where there is none."""
         self.region = region
-        self.views = views
-        self._memory = _memory_of(views[0][1]) if len(views) == 1 else None
+        self._view = view
+        self._several = several
+        self._memory = None if view is None else _memory_of(view)
+
+    @property
+    def views(self) -> Views:
+        """Views of the local tensor, and the Region that each of them holds."""
+        return self._several if self._view is None else ((self.region, self._view),)
 
     @property
     def nbytes(self) -> int:

@@ -134,7 +134,7 @@ class Side:
         self._layouts = layouts
         self._shards: dict[str, Shard] = {}
         self._absent: set[str] = set()
-        self._wholes: dict[tuple[int, ...], Piece] = {}
+        self._wholes: dict[tuple[int, ...], tuple[Piece]] = {}
         self._parts: dict[Place, Part | None] = {}
         self.binding = Binding(self._shards, channel.device)
 
@@ -147,17 +147,18 @@ class Side:
             try:
                 part = known[place]
             except KeyError:
-                part = known[place] = self._part(key, region)
+                part = known[place] = self._part(place, region)
             if part is not None:
                 found.append(part)
         return found
 
-    def _part(self, key: str, region: Region) -> Part | None:
+    def _part(self, place: Place, region: Region) -> Part | None:
+        key = place[0]
         shard = self._shards.get(key) or self._shard(key)
         box = None if shard is None else shard.find(region)
         if box is not None:
             part = Part(key, region, box.nbytes)
-            self.binding.keep(part, box)
+            self.binding.keep(place, box)
             self.is_contiguous &= not part.nbytes or box.flat(self.binding.device) is not None
             return part
         self.is_contiguous = False
@@ -188,7 +189,7 @@ class Side:
     def _made(self, key: str) -> Shard | None:
         value = self._values[key]
         if isinstance(value, torch.Tensor) and type(value) in _PLAIN and not value.is_nested:
-            shard = Shard(value, (self._whole(tuple(value.shape)),))
+            shard = Shard(value, self._whole(tuple(value.shape)))
         else:
             layout = self._layouts.get(key)
             if layout is None and is_dtensor(value):
@@ -202,13 +203,13 @@ class Side:
             raise PlanError(Problem(key, "stride", text))
         return shard
 
-    def _whole(self, shape: tuple[int, ...]) -> Piece:
+    def _whole(self, shape: tuple[int, ...]) -> tuple[Piece]:
         """The piece of a whole tensor; models have many tensors of few shapes."""
-        piece = self._wholes.get(shape)
-        if piece is None:
+        pieces = self._wholes.get(shape)
+        if pieces is None:
             whole = Region.of_shape(shape)
-            piece = self._wholes[shape] = Piece(whole, whole.start)
-        return piece
+            pieces = self._wholes[shape] = (Piece(whole, whole.start),)
+        return pieces
 
     def _refuse(self, key: str, kind: str, text: str) -> None:
         self.problems.append(Problem(f"rank {self.rank}, {key!r}", kind, text))

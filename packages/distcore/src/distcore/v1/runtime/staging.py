@@ -112,10 +112,9 @@ class Binding:
     device: str
     _boxes: dict[Place, Box] = field(default_factory=dict, repr=False)
 
-    def keep(self, part: Part, box: Box) -> None:
+    def keep(self, place: Place, box: Box) -> None:
         """Take note of where a part lies, so that it need not be looked for again."""
-        key, region, _ = part
-        self._boxes[key, region.start, region.stop] = box
+        self._boxes[place] = box
 
     def box_of(self, part: Part) -> Box:
         """Where a part lies on this rank."""
