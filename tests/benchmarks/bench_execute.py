@@ -3,7 +3,8 @@
 Tensor i belongs to rank i modulo the number of ranks, and every other rank needs it. Three ways
 take turns within one run: `execute` with the short ways between ranks of one host, `execute` over
 sockets alone, and one `dist.broadcast` per tensor. A time is that of the slowest rank, from a
-barrier on. Ratios are those of medians; above 1 means that execute is faster.
+barrier on. Ratios are those of medians (on a machine with other work those of the best times tell
+more); above 1 means that execute is faster.
 
     python tests/benchmarks/bench_execute.py [--ranks 4] [--repeats 7] [--profile]
 """
@@ -134,6 +135,8 @@ def measured(case: Case, channel: GroupChannel, repeats: int) -> dict[str, Any]:
         "target_ratio": case.target,
         "ratio_same_host": round(medians["broadcast"] / medians["same_host"], 2),
         "ratio_sockets": round(medians["broadcast"] / medians["sockets"], 2),
+        "ratio_of_best_same_host": round(min(seconds["broadcast"]) / min(seconds["same_host"]), 2),
+        "ratio_of_best_sockets": round(min(seconds["broadcast"]) / min(seconds["sockets"]), 2),
         "median_s": {name: round(value, 5) for name, value in medians.items()},
         "all_s": {name: [round(s, 5) for s in found] for name, found in seconds.items()},
         "nbytes_received_per_rank": report.nbytes_received,
