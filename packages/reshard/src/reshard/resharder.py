@@ -24,9 +24,8 @@ from types import TracebackType
 from typing import Final
 
 from distcore.v1 import Channel, PlanError, Problem
-from distcore.v1.runtime import ExecuteReport, agree, run_together
+from distcore.v1.runtime import ExecuteReport, Group, agree, channel_over, run_together
 from reshard.bounds import Bounds
-from reshard.channels import Group, open_channel
 from reshard.compiled import Compiled, Verify, exchanges_of
 from reshard.deadlines import Countdown
 from reshard.ends import Ends
@@ -80,7 +79,7 @@ class Resharder(AbstractContextManager["Resharder"]):
         max_staging_bytes: int = DEFAULT_STAGING_NBYTES,
         timeout_s: float | None = None,
     ) -> None:
-        self._opened = open_channel(group)
+        self._opened = channel_over(group)
         self._timeout_s = timeout_s
         self._max_staging_bytes = max_staging_bytes
         self._compiled: dict[Verify | None, Compiled] = {}

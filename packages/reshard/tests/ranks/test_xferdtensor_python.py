@@ -255,6 +255,41 @@ def test_a_source_may_be_the_destination() -> None:
     assert rank_threads(2, in_place).values() == ([1.0] * 3, [0.0] * 3)
 
 
+# Seven rows over 3 x 2 ranks, cut as FSDP2 does over tensor parallelism. The two readings of such
+# a placement differ in who of the last two ranks holds the last row.
+BY_ORDER = [[0, 1], [4], [2, 3], [5], [], [6]]
+BY_INDEX = [[0, 1], [4], [2, 3], [5], [6], []]
+BY_BOTH = [[0, 1], [4], [2, 3], [5], [6], [6]]
+
+
+def strided(channel: GroupChannel, rows: list[list[int]]) -> list[float]:
+    mesh = Mesh([[0, 1], [2, 3], [4, 5]])
+    whole = torch.zeros(7)
+    group: Any = channel.group
+    xferdtensor_python_impl(
+        Ref(torch.tensor(rows[channel.rank], dtype=torch.float32), (7,)),
+        mesh,
+        [Strided(0, 2), S0],
+        Ref(whole, (7,)),
+        mesh,
+        [R, R],
+        group,
+    )
+    found: list[float] = whole.tolist()
+    return found
+
+
+@pytest.mark.parametrize("rows", [BY_ORDER, BY_INDEX], ids=["order", "index"])
+def test_strided_placements_are_read_as_the_local_tensors_are(rows: list[list[int]]) -> None:
+    for found in rank_threads(6, strided, rows).values():
+        assert found == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_local_tensors_that_fit_no_one_reading_are_refused() -> None:
+    for error in rank_threads(6, strided, BY_BOTH).raised(ValueError, within_s=3):
+        assert "src_tensor: no one reading of its strided placements" in str(error)
+
+
 # --- mistakes -------------------------------------------------------------------------------
 
 

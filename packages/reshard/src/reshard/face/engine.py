@@ -1,7 +1,7 @@
 """Engine: one tensor carried over a channel, in these steps, each of which ends for all alike.
 
 1. *Read*: every rank reads what it was given.
-2. *Offer*: shape, dtype and readings go to all ranks.
+2. *Offer*: shape, dtype and readings go to all ranks, or that a rank could not read.
 3. *Settle*: the plan is made, places are found, copies of what would be written over are taken;
    and all ranks show each other meshes, placements and plan.
 4. *Move*: the stages of the plan. Only here destinations change.
@@ -16,11 +16,11 @@ from typing import Any, Final, Literal
 import torch
 
 from distcore.v1 import Channel
-from distcore.v1.runtime import agree, execute, run_together
+from distcore.v1.runtime import agree, execute
 from reshard.ends import Ends
 from reshard.face import streams
 from reshard.face.duck_types import TensorLike
-from reshard.face.offers import Offer, Side, Terms, terms_of
+from reshard.face.offers import FAILED, Offer, Side, Terms, terms_of
 from reshard.placed import Own
 from reshard.plan import ReshardPlan, plan_reshard
 
@@ -50,13 +50,18 @@ def carry(
 ) -> None:
     """Carry the first tensor into the second. Collective over the channel."""
 
-    def read() -> tuple[tuple[Side, Side], Offer]:
+    both, offer = None, None
+    told: object = "read"
+    try:
         both = sides()
-        return both, Offer.of(channel.rank, tensors, both)
-
-    both, offer = run_together("reshard: read src_tensor and dst_tensor", read, channel)
-    rows = channel.all_gather(offer.encode())
-    told: object
+        offer = Offer.of(channel.rank, tensors, both)
+    except BaseException as error:  # noqa: BLE001 - told to the peers and raised again
+        told = error
+    rows = channel.all_gather(FAILED if offer is None else offer.encode())
+    if FAILED in rows:
+        agree("reshard: read src_tensor and dst_tensor", told, channel)
+    if both is None or offer is None:
+        raise RuntimeError("all ranks have read their tensors but for this one")
     route, ends = None, None
     with streams.entered(_device_of(offer), stream):
         try:

@@ -25,6 +25,8 @@ READINGS: Final = ("order", "index")
 MAX_NDIM: Final = 64
 _ROW: Final = struct.Struct(f"<?32s2BB{MAX_NDIM}q")
 _ALL: Final = 0b11
+FAILED: Final = b"\xff" * _ROW.size
+"""The row of a rank that could not read what it was given."""
 
 
 @dataclass(frozen=True, slots=True)
