@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -49,29 +49,9 @@ def carry(
     stream: Any,
 ) -> None:
     """Carry the first tensor into the second. Collective over the channel."""
-
-    both, offer = None, None
-    told: object = "read"
-    try:
-        both = sides()
-        offer = Offer.of(channel.rank, tensors, both)
-    except BaseException as error:  # noqa: BLE001 - told to the peers and raised again
-        told = error
-    rows = channel.all_gather(FAILED if offer is None else offer.encode())
-    if FAILED in rows:
-        agree("reshard: read src_tensor and dst_tensor", told, channel)
-    if both is None or offer is None:
-        raise RuntimeError("all ranks have read their tensors but for this one")
-    route, ends = None, None
+    both, offer, rows = _read(tensors, sides, channel)
     with streams.entered(_device_of(offer), stream):
-        try:
-            route, ends = _settle(both, offer, terms_of(rows, channel.ranks), channel, planner)
-            told = {side.name: f"mesh {side.mesh}, placements {list(side.forms)}" for side in both}
-        except BaseException as error:  # noqa: BLE001 - told to the peers and raised again
-            told = error
-        agree("reshard: meshes and placements of src_tensor and dst_tensor", told, channel)
-        if route is None or ends is None:
-            raise RuntimeError("all ranks agreed on a plan that this one has not made")
+        route, ends = _settle_together(both, offer, rows, channel, planner)
         _move(route, ends, channel)
 
 
@@ -83,6 +63,45 @@ def route_of(sides: tuple[Side, Side], terms: Terms) -> Route:
     )
     plan = plan_reshard({KEY: src}, {KEY: dst})
     return Route(plan, plan.stats()["wire_bytes"])
+
+
+def _read(
+    tensors: tuple[TensorLike | None, TensorLike | None],
+    sides: Callable[[], tuple[Side, Side]],
+    channel: Channel,
+) -> tuple[tuple[Side, Side], Offer, Sequence[bytes]]:
+    """What this rank was given, and the rows of all ranks; PeerError where one could not read."""
+    label = "reshard: read src_tensor and dst_tensor"
+    try:
+        both = sides()
+        offer = Offer.of(channel.rank, tensors, both)
+    except BaseException as error:
+        channel.all_gather(FAILED)
+        agree(label, error, channel)
+        raise
+    rows = channel.all_gather(offer.encode())
+    if FAILED in rows:
+        agree(label, "read", channel)
+    return both, offer, rows
+
+
+def _settle_together(
+    sides: tuple[Side, Side],
+    offer: Offer,
+    rows: Sequence[bytes],
+    channel: Channel,
+    planner: Planner,
+) -> tuple[Route, Ends]:
+    """The way and this rank's ends of it, once all ranks have the same."""
+    label = "reshard: meshes and placements of src_tensor and dst_tensor"
+    try:
+        found = _settle(sides, offer, terms_of(rows, channel.ranks), channel, planner)
+    except BaseException as error:
+        agree(label, error, channel)
+        raise
+    told = {side.name: f"mesh {side.mesh}, placements {list(side.forms)}" for side in sides}
+    agree(label, told, channel)
+    return found
 
 
 def _settle(
