@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distcore.testing import check_resharder
 from distcore.v1 import Layout, PlanError, Resharder, Transfer, providers
 
 
@@ -16,3 +17,7 @@ def test_the_provider_plans_in_one_stage() -> None:
     assert isinstance(plan[0], Transfer)
     with pytest.raises(PlanError, match="v: has no destination"):
         resharder.plan({"v": src}, {})
+
+
+def test_the_provider_keeps_the_contract() -> None:
+    check_resharder(providers("resharder")["reshard"].load()())

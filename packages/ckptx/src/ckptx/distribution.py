@@ -145,7 +145,7 @@ def distribute_shards_to_ranks(
     if problems:
         raise CheckpointPlanError(problems)
     turns = sorted(
-        [(shard in cross, len(r), -shard_to_size[shard], shard) for shard, r in candidates.items()],  # type: ignore[type-var]
+        (shard in cross, len(r), -shard_to_size[shard], shard) for shard, r in candidates.items()
     )
     order = [shard for _, _, _, shard in turns]
     if not order:

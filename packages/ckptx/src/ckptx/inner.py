@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -95,5 +95,5 @@ def _outline(tensor: torch.Tensor) -> list[object]:
         f"{kind.__module__}.{kind.__qualname__}",
         # Two objects that are alike may well lie at different addresses.
         _ADDRESS.sub("", repr(context)),
-        [_outline(part) for part in nested if is_traceable_wrapper_subclass(part)],
+        [_outline(cast("torch.Tensor", p)) for p in nested if is_traceable_wrapper_subclass(p)],
     ]
