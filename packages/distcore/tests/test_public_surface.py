@@ -21,7 +21,7 @@ from typing import get_origin
 import pytest
 
 FILE = Path(__file__).with_name("public_surface.json")
-MODULES = ("distcore.v1",)
+MODULES = ("distcore.v1", "distcore.v1.runtime")
 SPECIAL = {"__call__", "__eq__", "__getitem__", "__hash__", "__iter__", "__len__", "__lt__"}
 Kind = inspect._ParameterKind
 
