@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -451,3 +452,26 @@ def of_two_dimensions(channel: Channel, side: int) -> None:
 @pytest.mark.parametrize("side", [5, 8, 13])
 def test_fsdp_over_tensor_parallelism(pool: RankPool, side: int) -> None:
     pool.run(of_two_dimensions, side).values()
+
+
+def in_a_subgroup(channel: Channel) -> None:
+    """Rows on the ranks 1 and 3 become columns; ranks are global ones, and 0 and 2 stay out."""
+    group = dist.new_group([1, 3])
+    if channel.rank in (1, 3):
+        at = channel.rank // 2
+        local = torch.zeros(4, 3)
+        xferdtensor_python_impl(
+            Ref(FULL.chunk(2)[at].clone(), FULL.shape),
+            Mesh([1, 3]),
+            [S0],
+            Ref(local, FULL.shape),
+            Mesh([1, 3]),
+            [S1],
+            group,
+        )
+        assert bits(local) == bits(FULL.chunk(2, 1)[at])
+    dist.destroy_process_group(group)
+
+
+def test_ranks_of_a_subgroup_are_global(pool: RankPool) -> None:
+    pool.run(in_a_subgroup).values()
