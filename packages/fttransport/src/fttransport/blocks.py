@@ -35,13 +35,13 @@ def find_blocks(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Place]]:
     their first tensor was given.
     """
     places: list[Place | None] = [None] * len(tensors)
-    spans: list[tuple[tuple[str, int], int, int, int]] = []
+    spans: list[tuple[int, int, int, int]] = []
     for index, tensor in enumerate(tensors):
         start, stop = used_span(tensor)
         if start == stop:
             places[index] = Place(-1, 0, contiguous_stride(tensor.shape))
         else:
-            storage = (str(tensor.device), tensor.untyped_storage().data_ptr())
+            storage = tensor.untyped_storage().data_ptr()
             spans.append((storage, start, stop, index))
     groups = sorted(_overlapping(spans), key=lambda group: min(index for *_, index in group))
     blocks: list[Tensor] = []
@@ -54,10 +54,10 @@ def find_blocks(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Place]]:
 
 
 def _overlapping(
-    spans: list[tuple[tuple[str, int], int, int, int]],
+    spans: list[tuple[int, int, int, int]],
 ) -> list[list[tuple[int, int, int]]]:
     groups: list[list[tuple[int, int, int]]] = []
-    current: tuple[str, int] | None = None
+    current = -1
     reach = 0
     for storage, start, stop, index in sorted(spans):
         if storage != current or start >= reach:
@@ -73,6 +73,9 @@ def _block_of(
 ) -> tuple[Tensor, dict[int, tuple[int, tuple[int, ...]]]]:
     """The block of a group of overlapping ranges; for each tensor its offset and strides."""
     first = tensors[group[0][2]]
+    if len(group) == 1 and first.is_contiguous():
+        begin, end, index = group[0]
+        return storage_bytes(first, begin, end), {index: (0, tuple(first.stride()))}
     if len(group) == 1 and _is_sparse(first):
         packed = first.contiguous()
         flat = storage_bytes(packed, *used_span(packed))

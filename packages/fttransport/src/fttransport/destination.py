@@ -15,6 +15,7 @@ from torch import Tensor
 from distcore.v1 import PlanError
 from distcore.v1.runtime import is_dtensor, torch_dtype
 from fttransport.codec import Codec, walk
+from fttransport.collector import collector_paused
 from fttransport.errors import IntegrityError, LayoutMismatch, TransportError
 from fttransport.manifest import PARAMETER, REQUIRES_GRAD, Entry, Manifest
 from fttransport.memory import is_dense, storage_bytes, used_span, view_bytes
@@ -35,8 +36,19 @@ class Destination:
     def __init__(self, manifest: Manifest, codec: Codec, target: object | None = None) -> None:
         self.manifest = manifest
         self._codec = codec
+        with collector_paused():
+            self._prepare(target)
+
+    def _prepare(self, target: object | None) -> None:
+        manifest = self.manifest
         self._targets = {} if target is None else dict(walk(target))
         self._paths = self._paths_of_tensors()
+        self._pairs = [(number, path) for number, paths in self._paths.items() for path in paths]
+        self._locals = {
+            path: local_part(self._targets[path])
+            for _, path in self._pairs
+            if path in self._targets
+        }
         self._check()
         direct = self._direct_blocks()
         self.in_place = bool(direct)
@@ -51,34 +63,32 @@ class Destination:
             raise TransportError(text) from error
         self.stream = Stream(blocks)
 
-    @property
-    def writes_into_target(self) -> bool:
-        """Whether anything of the target is written, now or in `finish`."""
-        return any(path in self._targets for path in self._path_list())
-
     def load_own_bytes(self) -> None:
         """Put what the target's tensors hold now into the memory that stands in for them.
 
         After this the stream is the receiver's state as it was, as far as it has one.
         """
-        for number, path in self._pairs():
-            target = self._targets.get(path)
+        for number, path in self._pairs:
+            local = self._locals.get(path)
             block = self.manifest.tensors[number].block
-            if target is not None and block >= 0 and block not in self._direct:
-                with torch.no_grad():
-                    self._raw(number).copy_(local_part(target))
+            if local is not None and block >= 0 and block not in self._direct:
+                self._raw(number).copy_(local)
 
     def finish(self) -> object:
         """Hand over the state: the source's tree, with the target's own tensors in it.
 
         Called once, when every byte of the stream has arrived and been verified.
         """
+        with collector_paused():
+            return self._finish()
+
+    def _finish(self) -> object:
         made: dict[int, Tensor] = {}
         with torch.no_grad():
-            for number, path in self._pairs():
-                target = self._targets.get(path)
-                if target is not None and not self._is_direct(number, target):
-                    local_part(target).copy_(self._raw(number))
+            for number, path in self._pairs:
+                local = self._locals.get(path)
+                if local is not None and not self._is_direct(number, local):
+                    local.copy_(self._raw(number))
 
         def tensor(number: int, path: str) -> Tensor:
             target = self._targets.get(path)
@@ -104,23 +114,20 @@ class Destination:
         self._codec.decode(self.manifest.tree, note)
         return found
 
-    def _pairs(self) -> list[tuple[int, str]]:
-        return [(number, path) for number, paths in self._paths.items() for path in paths]
-
-    def _path_list(self) -> list[str]:
-        return [path for _, path in self._pairs()]
-
     def _check(self) -> None:
         problems = []
-        for number, path in self._pairs():
+        known: set[str] = set()
+        for number, path in self._pairs:
             entry = self.manifest.tensors[number]
             try:
-                torch_dtype(entry.dtype)
+                if entry.dtype not in known:
+                    torch_dtype(entry.dtype)
+                    known.add(entry.dtype)
             except PlanError as error:
                 problems.append(f"state{path}: {error}")
                 continue
             target = self._targets.get(path)
-            why = None if target is None else _why_unfit(entry, target)
+            why = None if target is None else _why_unfit(entry, target, self._locals[path])
             if why is not None:
                 problems.append(f"state{path}: {why}")
         problems += self._shared_memory()
@@ -130,11 +137,10 @@ class Destination:
     def _shared_memory(self) -> list[str]:
         """Where two of the target's tensors share memory, and the source's do not."""
         spans = []
-        for number, path in self._pairs():
+        for number, path in self._pairs:
             block = self.manifest.tensors[number].block
-            target = self._targets.get(path)
-            if target is not None and block >= 0:
-                local = local_part(target)
+            local = self._locals.get(path)
+            if local is not None and block >= 0:
                 start, stop = used_span(local)
                 base = local.untyped_storage().data_ptr()
                 spans.append((base + start, base + stop, block, path))
@@ -152,12 +158,11 @@ class Destination:
         for number in self._paths:
             entry = self.manifest.tensors[number]
             users.setdefault(entry.block, set()).add((entry.offset, entry.shape, entry.stride))
-        for number, path in self._pairs():
+        for number, path in self._pairs:
             entry = self.manifest.tensors[number]
-            target = self._targets.get(path)
-            if target is None or entry.block in found or entry.block < 0:
+            local = self._locals.get(path)
+            if local is None or entry.block in found or entry.block < 0:
                 continue
-            local = local_part(target)
             if len(users[entry.block]) == 1 and self._lies_alike(entry, local):
                 found[entry.block] = storage_bytes(local, *used_span(local))
         return found
@@ -168,17 +173,16 @@ class Destination:
             local.device.type == "cpu"
             and entry.offset == 0
             and stop - start == self.manifest.blocks[entry.block]
-            and is_dense(entry.shape, entry.stride)
             and _same_order(entry, local)
+            and is_dense(entry.shape, entry.stride)
             and not (local.is_conj() or local.is_neg())
         )
 
-    def _is_direct(self, number: int, target: Tensor) -> bool:
+    def _is_direct(self, number: int, local: Tensor) -> bool:
         entry = self.manifest.tensors[number]
         if entry.block < 0:
             return True
         own = self._direct.get(entry.block)
-        local = local_part(target)
         return own is not None and own.data_ptr() == local.data_ptr() and _same_order(entry, local)
 
     def _raw(self, number: int) -> Tensor:
@@ -201,7 +205,7 @@ class Destination:
         return made.requires_grad_() if needs_grad else made
 
 
-def _why_unfit(entry: Entry, target: Tensor) -> str | None:
+def _why_unfit(entry: Entry, target: Tensor, local: Tensor) -> str | None:
     """Why a tensor of the receiver cannot take an entry; None where it can."""
     dtype = str(target.dtype).removeprefix("torch.")
     if dtype != entry.dtype:
@@ -212,7 +216,6 @@ def _why_unfit(entry: Entry, target: Tensor) -> str | None:
         return why
     if is_dtensor(target) and target.device_mesh.get_coordinate() is None:
         return "this rank is not in the mesh of its DTensor"
-    local = local_part(target)
     if tuple(local.shape) != entry.shape:
         return f"the source has shape {entry.shape}, this side {tuple(local.shape)}"
     if any(s == 0 and n > 1 for n, s in zip(local.shape, local.stride(), strict=True)):
@@ -222,6 +225,8 @@ def _why_unfit(entry: Entry, target: Tensor) -> str | None:
 
 def _same_order(entry: Entry, local: Tensor) -> bool:
     """Whether elements follow each other alike (a dim of length 1 may have any stride)."""
+    if entry.stride == tuple(local.stride()):
+        return True
     return all(
         n == 1 or one == other
         for n, one, other in zip(entry.shape, entry.stride, local.stride(), strict=True)

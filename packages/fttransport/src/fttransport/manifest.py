@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from distcore.v1 import ITEMSIZES
 from fttransport.codec import Node
+from fttransport.collector import collector_paused
 from fttransport.digests import ALGORITHMS, HEX_LENGTH, KEYED, Digester
 from fttransport.errors import AuthError, IntegrityError
 from fttransport.memory import contiguous_stride
@@ -116,6 +117,11 @@ def read_manifest(text: bytes, claimed_id: str, key: bytes) -> Manifest:
     AuthError where there is a `key` and the description was not made with it, or the other way
     round; IntegrityError where it is not what its id says, or describes no possible state.
     """
+    with collector_paused():
+        return _read(text, claimed_id, key)
+
+
+def _read(text: bytes, claimed_id: str, key: bytes) -> Manifest:
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:

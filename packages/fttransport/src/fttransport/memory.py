@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -18,6 +17,9 @@ def used_span(tensor: Tensor) -> tuple[int, int]:
     if not tensor.numel():
         return (0, 0)
     itemsize = tensor.element_size()
+    if tensor.is_contiguous():
+        begin = int(tensor.storage_offset()) * itemsize
+        return begin, begin + tensor.numel() * itemsize
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     start = int(tensor.storage_offset()) * itemsize
     return start, start + (int(last) + 1) * itemsize
@@ -59,4 +61,10 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
     """The strides of a row-major tensor, in elements."""
-    return tuple(prod(max(1, n) for n in shape[dim + 1 :]) for dim in range(len(shape)))
+    if len(shape) == 1:
+        return (1,)
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(1, n)
+    return tuple(reversed(strides))

@@ -18,6 +18,7 @@ from distcore.v1 import PlanError, describe_layout
 from distcore.v1.runtime import dtype_name, is_dtensor, layout_of
 from fttransport.blocks import find_blocks, on_host
 from fttransport.codec import Codec
+from fttransport.collector import collector_paused
 from fttransport.digests import Digester
 from fttransport.errors import CodecRefused
 from fttransport.manifest import (
@@ -70,6 +71,19 @@ def take_snapshot(
     CodecRefused, with the key path, where the state has something that is not sent.
     """
     tree = cast("Callable[[], object]", state)() if callable(state) else state
+    with collector_paused():
+        return _taken(tree, step, codec, digester, staging=staging, chunk_nbytes=chunk_nbytes)
+
+
+def _taken(
+    tree: object,
+    step: int,
+    codec: Codec,
+    digester: Digester | None,
+    *,
+    staging: Staging,
+    chunk_nbytes: int,
+) -> Snapshot:
     kept = _Kept(codec)
     node = codec.encode(tree, kept.keep)
     blocks, places = find_blocks(kept.locals)
@@ -153,8 +167,10 @@ def _described(
 
 def local_part(tensor: Tensor) -> Tensor:
     """The caller's own part of a tensor, detached, sharing its memory."""
+    if not is_dtensor(tensor):
+        return tensor.detach()
     with torch.no_grad():
-        return (tensor.to_local() if is_dtensor(tensor) else tensor).detach()
+        return tensor.to_local().detach()
 
 
 def _layout_note(tensor: Tensor, path: str) -> Mapping[str, object]:
