@@ -83,6 +83,16 @@ def striped(src: Any, src_at: Any, dst: Any, dst_at: Any, shape: tuple[int, ...]
     return face._striped_geometry(Mesh(src), src_at, Mesh(dst), dst_at, shape)
 
 
+CACHES = (
+    face._PLAN_CACHE,
+    face._STRIPED_PLAN_CACHE,
+    face._SUBCOMM_CACHE,
+    face._INACTIVE_SUBCOMM_CACHE,
+    face._PROCESS_GROUP_COMM_IDS,
+    face._PROCESS_GROUP_FINALIZERS,
+)
+
+
 # --- names ----------------------------------------------------------------------------------
 
 
@@ -99,8 +109,7 @@ def test_the_signature_and_the_exports_are_those_of_the_document() -> None:
     ]
     assert inspect.signature(face.xferdtensor_python_impl).parameters["stream"].default is None
     assert face.__all__ == ["clear_xferdtensor_python_caches", "xferdtensor_python_impl"]
-    assert isinstance(face._PLAN_CACHE, OrderedDict)
-    assert isinstance(face._STRIPED_PLAN_CACHE, OrderedDict)
+    assert all(isinstance(cache, OrderedDict) for cache in CACHES)
     assert (face._PLAN_CACHE_MAX_SIZE, face._STRIPED_PLAN_CACHE_MAX_SIZE) == (1024, 1024)
 
 
@@ -456,6 +465,13 @@ def test_a_layout_that_cannot_be_is_refused(ranks: Any, placements: Any, text: s
         exact(ranks, placements, [1], [R], (2, 3, 4))
 
 
+@pytest.mark.parametrize("name", ["dst", "dst_placement"])
+def test_a_refusal_names_its_side(name: str) -> None:
+    face._validate_layout(Mesh([0]), [R], (2,), name)
+    with pytest.raises(ValueError, match="^dst_placement has 2 entries for a 1D mesh"):
+        face._validate_layout(Mesh([0]), [R, R], (2,), name)
+
+
 class StridedShard(Shard):
     """As in older releases of torch, where a strided placement is a Shard."""
 
@@ -684,6 +700,15 @@ def test_a_source_that_would_be_written_over_is_sent_as_it_was() -> None:
     assert local[:2].tolist() == [2.0, 3.0]
     assert [(peer, one.tolist()) for peer, one in sends] == [(1, [0.0, 1.0])]
     assert [(peer, one.data_ptr()) for peer, one, _ in receives] == [(1, local[2:].data_ptr())]
+
+
+def test_a_source_beside_its_destination_is_sent_where_it_lies() -> None:
+    flat = torch.arange(8.0)
+    whole: dict[int, Box] = {0: ((0, 4),)}
+    plan = ((0, 1, ((0, 4),)),)
+    for source, destination in ((flat[:4], flat[4:]), (flat[:4], flat[:4])):
+        ((peer, buffer),), _, _ = staged(0, source, destination, (whole, whole), plan)
+        assert (peer, buffer.data_ptr()) == (1, flat.data_ptr())
 
 
 class Carrier:

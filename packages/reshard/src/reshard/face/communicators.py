@@ -9,6 +9,7 @@ not destroyed, since its peers may be anywhere, and destroying is for all of the
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,13 +22,13 @@ from reshard.face.striped import ordered_replica_members
 
 Key = tuple[int, Any]
 
-SUBCOMM_CACHE: dict[Key, Any] = {}
+SUBCOMM_CACHE: OrderedDict[Key, Any] = OrderedDict()
 """(id of the parent, signature) -> the communicator of this rank's replica group."""
-INACTIVE_SUBCOMM_CACHE: dict[Key, Any] = {}
+INACTIVE_SUBCOMM_CACHE: OrderedDict[Key, Any] = OrderedDict()
 """The same for the communicators of ranks that are in no replica group: kept to be destroyed."""
-PROCESS_GROUP_COMM_IDS: dict[int, set[int]] = {}
+PROCESS_GROUP_COMM_IDS: OrderedDict[int, set[int]] = OrderedDict()
 """id of a process group -> ids of the parents that it has had."""
-PROCESS_GROUP_FINALIZERS: dict[int, weakref.finalize[..., Any]] = {}
+PROCESS_GROUP_FINALIZERS: OrderedDict[int, weakref.finalize[..., Any]] = OrderedDict()
 """id of a process group -> what forgets it when it is gone."""
 
 

@@ -83,7 +83,7 @@ def placement_signature(
 def validate_layout(
     mesh: Mesh, placements: Sequence[object], global_shape: Sequence[int], name: str
 ) -> None:
-    """Raise where a side (`name` is "src" or "dst") cannot be laid out.
+    """Raise where a side (`name` is "src" or "src_placement", or of "dst") cannot be laid out.
 
     ValueError for a count of placements that is not the mesh's, a rank that stands in it twice,
     or a dim that the tensor lacks; NotImplementedError for a placement that is not known.
@@ -95,6 +95,7 @@ def validate_layout(
 def validate_mesh(mesh: Mesh, placements: Sequence[object], name: str) -> None:
     """ValueError where placements are not one per axis, or a rank stands in the mesh twice."""
     sizes, ranks = mesh_signature(mesh)
+    name = name.removesuffix("_placement")
     if len(placements) != len(sizes):
         text = f"{name}_placement has {len(placements)} entries for a {len(sizes)}D mesh."
         raise ValueError(f"{text} Expected one per mesh axis, {sizes}")

@@ -18,6 +18,7 @@ from reshard.face import streams
 from reshard.face.duck_types import Receive, Region, Regions, Send, TensorLike, Transfer
 from reshard.face.local_parts import local_tensor
 from reshard.face.regions import local_slices
+from reshard.memory import is_same, shared
 
 # What a communicator knows; tensors of any other dtype travel as bytes.
 _CARRIED: Final = frozenset(
@@ -81,8 +82,10 @@ def stage(
 ) -> tuple[list[Send], list[Receive]]:
     """Copy what stays on the rank; the buffers for all else, in the order of `transfers`."""
     source, destination = (None if one is None else one.detach() for one in locals_)
-    if source is not None and destination is not None and _share(source, destination):
-        source = source.clone()  # else it would be written over before it is sent
+    if source is not None and destination is not None:
+        stays = is_same(source, destination) and regions[0][rank] == regions[1][rank]
+        if not stays and any(shared({"source": source}, {"destination": destination})):
+            source = source.clone()  # else it would be written over before it is sent
     sends: list[Send] = []
     receives: list[Receive] = []
     for sender, receiver, overlap in transfers:
@@ -218,13 +221,3 @@ def _view(local: torch.Tensor | None, overlap: Region, region: Region, side: str
     if local is None:
         raise ValueError(f"expected a local {side} tensor that holds {region}, got none")
     return local[local_slices(overlap, region)]
-
-
-def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors may share bytes."""
-    return (
-        one.numel() > 0
-        and other.numel() > 0
-        and one.device == other.device
-        and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-    )
