@@ -8,7 +8,7 @@ import pytest
 
 from distcore.v1 import Layout, Piece, PlanError, Region, Transfer
 from ownerplan import FlatBuffer, GlobalLayout
-from ownerplan.routes import LocalBox, Route, local_box, plan_gather, plan_scatter
+from ownerplan.routes import LocalBox, Route, holders_of, local_box, plan_gather, plan_scatter
 
 
 def on_mesh(shape: tuple[int, ...], mesh: object, placements: list[str]) -> Layout:
@@ -24,35 +24,40 @@ def rows(start: int, stop: int, cols: int = 2) -> Region:
     return Region((start, 0), (stop, cols))
 
 
+def route(key: str, layout: Layout, region: Region, owner: int) -> Route:
+    return Route(key, region, holders_of(key, layout, region), owner)
+
+
 ROWS = on_mesh((5, 2), [0, 1, 2, 3], ["S(0)"])
 
 
 def test_shards_go_to_the_owner_and_back() -> None:
     """Chunks of two rows, of which the last rank has none."""
-    route = Route("w", ROWS, rows(0, 5), owner=1)
-    there = plan_gather([route])
+    one = route("w", ROWS, rows(0, 5), owner=1)
+    there = plan_gather([one])
     assert list(there) == [
         Transfer("w", 0, 1, rows(0, 2)),
         Transfer("w", 1, 1, rows(2, 4)),
         Transfer("w", 2, 1, rows(4, 5)),
     ]
-    assert plan_scatter([route]) == there.inverse()
+    assert [one.held_by(rank) for rank in range(4)] == [4, 4, 2, 0]
+    assert plan_scatter([one]) == there.inverse()
 
 
 def test_an_owner_need_not_hold_anything() -> None:
-    there = plan_gather([Route("w", ROWS, rows(0, 5), owner=3)])
+    there = plan_gather([route("w", ROWS, rows(0, 5), owner=3)])
     assert [transfer.dst for transfer in there] == [3, 3, 3]
 
 
 def test_only_the_block_of_a_view_travels() -> None:
-    there = plan_gather([Route("v", ROWS, rows(3, 5), owner=0)])
+    there = plan_gather([route("v", ROWS, rows(3, 5), owner=0)])
     assert list(there) == [Transfer("v", 1, 0, rows(3, 4)), Transfer("v", 2, 0, rows(4, 5))]
 
 
 def test_replicas_send_once_and_all_receive() -> None:
     """Each replica pair holds one half; the owner sends its own to itself."""
     layout = on_mesh((4, 2), [[0, 1], [2, 3]], ["R", "S(0)"])
-    routes = [Route("a", layout, rows(0, 4), owner=0), Route("b", layout, rows(0, 4), owner=0)]
+    routes = [route("a", layout, rows(0, 4), owner=0), route("b", layout, rows(0, 4), owner=0)]
     assert [(t.key, t.src) for t in plan_gather(routes)] == [
         ("a", 0),
         ("a", 1),
@@ -74,7 +79,7 @@ def test_a_flat_buffer_travels_in_its_order() -> None:
     flat = FlatBuffer(layout, SimpleNamespace(mesh=[0, 1, 2, 3, 4]))
     segments, matrices = flat.segments("bfloat16"), flat.matrices()
     owners = {0: 0, 1: 1, 2: 3, 3: 2, 4: 4}
-    routes = [Route(str(at), segments, m.region, owners[at]) for at, m in enumerate(matrices)]
+    routes = [route(str(at), segments, m.region, owners[at]) for at, m in enumerate(matrices)]
     crossing = [t for t in plan_gather(routes) if t.src != t.dst]
     assert [(t.key, t.src, t.dst, t.region.numel) for t in crossing] == [
         ("1", 2, 1, 4),
@@ -85,7 +90,7 @@ def test_a_flat_buffer_travels_in_its_order() -> None:
 def test_elements_that_nobody_holds_are_found() -> None:
     layout = Layout(shape=(4, 2), dtype="bfloat16", pieces={0: [Piece(rows(0, 3), (0, 0))]})
     with pytest.raises(PlanError, match="hold 6 different elements"):
-        plan_gather([Route("w", layout, rows(0, 4), owner=0)])
+        plan_gather([route("w", layout, rows(0, 4), owner=0)])
 
 
 def test_the_local_box_of_a_block() -> None:

@@ -16,7 +16,7 @@ import torch
 from distcore.v1 import Channel, Piece, Plan, Region
 from distcore.v1.runtime import ExecuteReport, Executor, Shard
 from ownerplan.matrix_view import Matrix
-from ownerplan.routes import LocalBox, Route, local_box, plan_gather, plan_scatter
+from ownerplan.routes import LocalBox, Route, plan_gather, plan_scatter
 
 Shards: TypeAlias = Mapping[str, Shard]
 
@@ -160,8 +160,7 @@ class Exchange:
 
 def slot_nbytes(task: Task, rank: int) -> int:
     """What a matrix takes of a slot on a rank: its wires there, and the whole at its owner."""
-    local = local_box(task.route.layout, task.route.region, rank)
-    numel = 0 if local is None else _aligned(local.box.numel)
+    numel = _aligned(task.route.held_by(rank))
     if task.route.owner == rank:
         numel += _aligned(task.route.region.numel)
     return numel * WIRE_DTYPE.itemsize

@@ -6,32 +6,32 @@ them (the owner itself, if it can) and all of them are sent the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from distcore.v1 import Layout, Piece, Plan, PlanError, Problem, Region, Transfer
+
+Holders: TypeAlias = Mapping[Region, tuple[int, ...]]
+"""What is held of a matrix, Region by Region, and by which ranks (ascending)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One matrix: the Region that it is in its tensor's layout, and the rank that owns it."""
+    """One matrix: the Region that it is in its tensor, who holds what of it, and who owns it."""
 
     key: str
-    layout: Layout
     region: Region
+    holders: Holders
     owner: int
 
-    @property
-    def holders(self) -> dict[Region, tuple[int, ...]]:
-        """What is held of the matrix, Region by Region, and by which ranks (ascending).
-
-        PlanError where elements of it are held by nobody.
-        """
-        return holders_of(self.key, self.layout, self.region)
+    def held_by(self, rank: int) -> int:
+        """How many elements of the matrix `rank` holds."""
+        return sum(region.numel for region, ranks in self.holders.items() if rank in ranks)
 
 
 def holders_of(key: str, layout: Layout, region: Region) -> dict[Region, tuple[int, ...]]:
-    """Who holds what of `region`; see `Route.holders`."""
+    """Who holds what of `region`; PlanError, which names `key`, where some is held by nobody."""
     found: dict[Region, list[int]] = {}
     for rank in sorted(layout.ranks):
         for piece in layout.pieces(rank):

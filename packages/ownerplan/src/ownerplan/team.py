@@ -31,7 +31,7 @@ from ownerplan.exchange import Bucket, Exchange, ExchangeOptions, Task, slot_nby
 from ownerplan.matrix_view import Matrix
 from ownerplan.newton_schulz import Kernel
 from ownerplan.plan import plan_owners
-from ownerplan.routes import Route, holders_of, local_box
+from ownerplan.routes import Holders, Route, holders_of, local_box
 from ownerplan.rule import Rule
 from ownerplan.step_report import StepReport
 from ownerplan.work import Work
@@ -89,8 +89,8 @@ class Team:
         self._channel = _fast(opened.channel, options.exchange.timeout_s)
         self._options = options
         self._timeout_s = options.exchange.timeout_s
-        self._holdings = [_holding(member, self._channel) for member in members]
         buckets = plan_buckets(members, self._channel, options.exchange.bucket_bytes)
+        self._holdings = _holdings(members, buckets, self._channel)
         self._agree_on(buckets)
         self.exchange = Exchange(buckets, self._channel, device, options.exchange)
         # On other devices the order of streams would be lost between threads.
@@ -148,7 +148,7 @@ class Team:
     def _agree_on(self, buckets: Sequence[Sequence[Task]]) -> None:
         """Prove that all ranks have the same owners, buckets and options."""
         text = repr(
-            [[(t.key, t.route.owner, t.matrix, t.route.layout) for t in one] for one in buckets]
+            [[(t.key, t.matrix, t.route.holders, t.route.owner) for t in one] for one in buckets]
         )
         options = self._options
         value = {
@@ -165,40 +165,49 @@ def plan_buckets(
     members: Sequence[Member], channel: Channel, max_nbytes: int
 ) -> list[tuple[Task, ...]]:
     """The matrices of all members with their owners, in buckets. The same on every rank."""
-    found = [(at, j) for at, member in enumerate(members) for j in range(len(member.matrices))]
-    works = [_work(members[at], members[at].matrices[j], channel) for at, j in found]
+    found = [
+        (at, number, matrix, holders_of(member.name, member.layout, matrix.region))
+        for at, member in enumerate(members)
+        for number, matrix in enumerate(member.matrices)
+    ]
+    works = [_work(members[at], matrix, held, channel) for at, _, matrix, held in found]
     owners = plan_owners([works], channel.size).owners[0] if works else ()
     loads = []
-    for (at, j), work, owner in zip(found, works, owners, strict=True):
-        matrix, layout = members[at].matrices[j], members[at].layout
-        route = Route(f"{at}.{j}", layout, matrix.region, channel.ranks[owner])
-        task = Task(at, matrix, route, local_box(layout, matrix.region, channel.rank))
-        nbytes = {rank: slot_nbytes(task, rank) for rank in channel.ranks}
+    for (at, number, matrix, held), work, owner in zip(found, works, owners, strict=True):
+        route = Route(f"{at}.{number}", matrix.region, held, channel.ranks[owner])
+        local = local_box(members[at].layout, matrix.region, channel.rank)
+        task = Task(at, matrix, route, local)
+        concerned = {route.owner, *(channel.ranks[index] for index in work.holders)}
+        nbytes = {rank: slot_nbytes(task, rank) for rank in sorted(concerned)}
         loads.append(Load(task, route.owner, work.cost or 0.0, nbytes))
     return [tuple(load.key for load in bucket) for bucket in form_buckets(loads, max_nbytes)]
 
 
-def _work(member: Member, matrix: Matrix, channel: Channel) -> Work:
+def _work(member: Member, matrix: Matrix, holders: Holders, channel: Channel) -> Work:
     """The matrix as planning sees it, ranks by position."""
-    held = dict.fromkeys(range(channel.size), 0)
     position = {rank: index for index, rank in enumerate(channel.ranks)}
-    for region, ranks in holders_of(member.name, member.layout, matrix.region).items():
+    held: dict[int, int] = {}
+    for region, ranks in holders.items():
         for rank in ranks:
-            held[position[rank]] += region.numel
+            held[position[rank]] = held.get(position[rank], 0) + region.numel
     shape = (matrix.rows, matrix.cols)
-    return Work(shape, tuple(held.items()), cost=flop_cost_fn(max(1, member.ns_steps))(shape))
+    cost = flop_cost_fn(max(1, member.ns_steps))(shape)
+    return Work(shape, tuple(sorted(held.items())), cost=cost)
 
 
-def _holding(member: Member, channel: Channel) -> Holding:
-    """Who holds elements of a parameter that take part."""
-    ranks = {
-        rank
-        for matrix in member.matrices
-        for found in holders_of(member.name, member.layout, matrix.region).values()
-        for rank in found
-    }
-    indices = frozenset(index for index, rank in enumerate(channel.ranks) if rank in ranks)
-    return Holding(member.name, indices)
+def _holdings(
+    members: Sequence[Member], buckets: Sequence[Sequence[Task]], channel: Channel
+) -> list[Holding]:
+    """Who holds elements of each parameter that take part."""
+    position = {rank: index for index, rank in enumerate(channel.ranks)}
+    indices: list[set[int]] = [set() for _ in members]
+    for bucket in buckets:
+        for task in bucket:
+            for ranks in task.route.holders.values():
+                indices[task.member].update(position[rank] for rank in ranks)
+    return [
+        Holding(member.name, frozenset(held)) for member, held in zip(members, indices, strict=True)
+    ]
 
 
 def _fast(channel: Channel, timeout_s: float | None) -> Channel:
