@@ -1,4 +1,4 @@
-"""Fetch: the stream of a state from several sources at once into a destination.
+"""Fetch: the stream of a state from several sources at once into memory.
 
 Every chunk is verified as soon as it is there. A source that dies, stalls or sends a wrong byte
 is given up, and what it was to bring is fetched from the others.
@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from fttransport.board import Board, Link, Run
 from fttransport.clock import Clock
-from fttransport.destination import Destination
 from fttransport.digests import Digester
 from fttransport.errors import IntegrityError, SourceLost, TransportError
 from fttransport.http.client import Connection
+from fttransport.manifest import Manifest
 from fttransport.offers import Offer
 from fttransport.security import Security
 
 _TICK_S = 0.1
+
+
+class Memory(Protocol):
+    """Where the chunks of a stream go."""
+
+    def part(self, start: int, stop: int) -> list[memoryview]:
+        """The buffers that make up bytes `start` to `stop`; none is empty."""
+
+    def digest(self, manifest: Manifest, chunk: int, digester: Digester) -> str:
+        """The digest of a chunk as it is in memory now."""
 
 
 class Fetch:
@@ -26,17 +37,18 @@ class Fetch:
 
     def __init__(
         self,
-        destination: Destination,
+        manifest: Manifest,
+        memory: Memory,
         content_id: str,
         *,
         digester: Digester | None,
         done: bytearray,
     ) -> None:
-        self.destination = destination
         self.content_id = content_id
         self.done = done
         self.written = False
-        self._manifest = destination.manifest
+        self._manifest = manifest
+        self._memory = memory
         self._digester = digester
         self._security = Security()
         self._clock = Clock(0.0, 0.0)
@@ -140,7 +152,7 @@ class Fetch:
 
         for chunk in range(run.start, run.stop):
             self.written = True
-            parts = self.destination.stream.part(*self._manifest.chunk(chunk))
+            parts = self._memory.part(*self._manifest.chunk(chunk))
             connection.read_into(parts, arrived)
             if not self._is_right(chunk):
                 raise IntegrityError(f"{connection.name} sent wrong bytes in chunk {chunk}")
@@ -150,7 +162,7 @@ class Fetch:
     def _is_right(self, chunk: int) -> bool:
         if self._digester is None:
             return True
-        found = self.destination.stream.digest(self._manifest, chunk, self._digester)
+        found = self._memory.digest(self._manifest, chunk, self._digester)
         return found == self._manifest.digests[chunk]
 
 

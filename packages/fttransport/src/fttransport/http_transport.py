@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
-from fttransport.address import address_of, advertised, listen, split_metadata
+from fttransport.address import address_of, advertised, listen
 from fttransport.clock import Clock
 from fttransport.codec import Codec
 from fttransport.codecs import codec_of
-from fttransport.destination import Destination
 from fttransport.digests import digester_for
-from fttransport.errors import IntegrityError, TransportError
 from fttransport.fence import Fence
-from fttransport.fetch import Fetch
 from fttransport.http.server import Server
-from fttransport.manifest import digester_of, read_manifest
-from fttransport.offers import Offer, Offers
+from fttransport.manifest import digester_of
+from fttransport.receive import Choices, Receiver
 from fttransport.report import Report
 from fttransport.security import Security
 from fttransport.snapshot import Snapshot, Staging, take_snapshot
 from fttransport.transport import CheckpointTransport
-
-if TYPE_CHECKING:
-    from fttransport.board import Link
 
 T = TypeVar("T")
 
@@ -80,16 +73,21 @@ class HTTPTransport(CheckpointTransport[T]):
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._timeout_s = timeout.total_seconds()
-        self._num_chunks = num_chunks
-        self._state_dict = state_dict
         self._security = security or Security()
         self._codec = codec_of(codec)
         self._staging = snapshot
         self._digester = digester_for(verify, self._security.key)
         self._serve_received = serve_received
-        self._delta = delta
-        self._progress = progress
-        self._partial: Fetch | None = None
+        self._receiver = Receiver(
+            Choices(
+                codec=self._codec,
+                security=self._security,
+                state_dict=state_dict,
+                streams=max(1, num_chunks),
+                delta=delta,
+                progress=progress,
+            )
+        )
         self.last_report: Report | None = None
         if snapshot not in ("alias", "copy"):
             raise ValueError(f"snapshot: expected 'alias' or 'copy', got {snapshot!r}")
@@ -162,86 +160,17 @@ class HTTPTransport(CheckpointTransport[T]):
         Raises StepMismatch, NotServing, AuthError, LayoutMismatch, IntegrityError, SourceLost or
         DeadlineExceeded. `error.dirty` then says whether tensors of `state_dict` were written to.
         """
-        begin = time.monotonic()
         clock = Clock.of(timeout.total_seconds(), self._timeout_s)
-        reader = uuid.uuid4().hex
-        clock.left_s()
-        asked = Offers(
-            split_metadata(metadata), step, security=self._security, clock=clock, reader=reader
-        )
-        offers = asked.gather()
-        try:
-            fetch, reused = self._fetch_of(offers[0], step)
-            links, retried = self._run(fetch, offers, clock, reader)
-        finally:
-            for offer in offers:
-                offer.connection.close()
-        state = fetch.destination.finish()
-        self._partial = None
-        failures = {name: str(error) for name, error in asked.failures.items()}
-        failures |= {link.name: str(link.dropped) for link in links if link.dropped is not None}
-        self.last_report = Report(
-            step,
-            fetch.content_id,
-            fetch.destination.manifest.nbytes,
-            time.monotonic() - begin,
-            per_source={link.name: link.nbytes for link in links},
-            retried_bytes=retried,
-            reused_bytes=reused,
-            failures=failures,
-        )
-        logger.info("received %s", self.last_report)
-        self._serve_on(fetch, step)
-        return cast("T", state)
+        received = self._receiver.receive(metadata, step, clock)
+        self.last_report = received.report
+        logger.info("received %s", received.report)
+        if self._serve_received and received.stream is not None:
+            digester = digester_of(received.manifest, self._security.key)
+            snapshot = Snapshot.of(received.manifest, received.stream, digester)
+            self._fence.open(step, snapshot)
+        return cast("T", received.state)
 
     def shutdown(self, wait: bool = True) -> None:
         """Stop serving, cut readers off and free what is staged; with `wait`, until all ended."""
-        self._partial = None
+        self._receiver.forget()
         self._server.close(wait)
-
-    def _fetch_of(self, offer: Offer, step: int) -> tuple[Fetch, int]:
-        """A fetch of what is offered, and how many bytes of it are there already."""
-        manifest = read_manifest(offer.text, offer.content_id, self._security.key)
-        if manifest.step != step:
-            raise IntegrityError(f"the source serves step {step} and describes {manifest.step}")
-        digester = digester_of(manifest, self._security.key)
-        started, self._partial = self._partial, None
-        if started is not None and started.content_id == offer.content_id:
-            kept = [chunk for chunk, mark in enumerate(started.done) if mark]
-            started.done[:] = bytes(len(started.done))
-            self._partial = started
-            return started, started.mark_what_is_there(kept)
-        target = None if self._state_dict is None else self._state_dict()
-        destination = Destination(manifest, self._codec, target)
-        done = bytearray(manifest.num_chunks)
-        fetch = Fetch(destination, offer.content_id, digester=digester, done=done)
-        reused = 0
-        if self._delta and target is not None:
-            destination.load_own_bytes()
-            reused = fetch.mark_what_is_there(range(manifest.num_chunks))
-        self._partial = fetch
-        return fetch, reused
-
-    def _run(
-        self, fetch: Fetch, offers: list[Offer], clock: Clock, reader: str
-    ) -> tuple[list[Link], int]:
-        try:
-            return fetch.run(
-                offers,
-                streams=max(1, self._num_chunks),
-                security=self._security,
-                clock=clock,
-                reader=reader,
-                progress=self._progress,
-            )
-        except TransportError as error:
-            error.dirty = fetch.written and fetch.destination.in_place
-            raise
-
-    def _serve_on(self, fetch: Fetch, step: int) -> None:
-        """Serve what was received, where that is wanted."""
-        if not self._serve_received:
-            return
-        manifest = fetch.destination.manifest
-        digester = digester_of(manifest, self._security.key)
-        self._fence.open(step, Snapshot.of(manifest, fetch.destination.stream, digester))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from fttransport.clock import Clock
 from fttransport.errors import (
@@ -66,10 +67,10 @@ class Offers:
         self._first = tuple(sources[0])
 
     def gather(self) -> list[Offer]:
-        """The offers of one content id: that of most sources, and of the first where two tie.
+        """The offers of all sources, in the order of their answers; `failures` has the others.
 
         Once one source has answered, the others have as long again as a silent source has.
-        Raises the first source's error where none has an offer.
+        Raises the most telling error where none has an offer.
         """
         if self._num_sources == 1:
             self._ask(self._first)
@@ -89,22 +90,15 @@ class Offers:
             else:
                 self.failures[name] = answer
         self._over.set()
-        return self._alike(found)
-
-    def _alike(self, found: list[Offer]) -> list[Offer]:
         if not found:
-            if not self.failures:
-                self._clock.left_s()
-                raise SourceLost("no source has answered")
-            raise min(self.failures.values(), key=_how_telling)
-        counts = [offer.content_id for offer in found]
-        best = max(counts, key=counts.count)
-        for offer in found:
-            if offer.content_id != best:
-                text = f"it has content {offer.content_id}, and most others {best}"
-                self.failures[offer.addresses[0]] = IntegrityError(text)
-                offer.connection.close()
-        return [offer for offer in found if offer.content_id == best]
+            self._raise()
+        return found
+
+    def _raise(self) -> NoReturn:
+        if not self.failures:
+            self._clock.left_s()
+            raise SourceLost("no source has answered")
+        raise min(self.failures.values(), key=_how_telling)
 
     def _ask(self, addresses: tuple[str, ...]) -> None:
         try:
@@ -167,3 +161,13 @@ def _how_telling(error: TransportError) -> int:
     """Errors that say most of what to do come first."""
     order = (AuthError, StepMismatch, IntegrityError, NotServing, SourceLost)
     return next((i for i, kind in enumerate(order) if isinstance(error, kind)), len(order))
+
+
+def alike(offers: Sequence[Offer]) -> tuple[list[Offer], list[Offer]]:
+    """The offers with the content that most have (the first, where two tie), and the others."""
+    contents = [offer.content_id for offer in offers]
+    best = max(contents, key=contents.count)
+    return (
+        [offer for offer in offers if offer.content_id == best],
+        [offer for offer in offers if offer.content_id != best],
+    )

@@ -11,8 +11,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from distcore.testing import RankPool
+from distcore.v1 import providers
 from distcore.v1.runtime import GroupChannel
-from fttransport import HTTPTransport, LayoutMismatch
+from fttransport import HTTPTransport, LayoutMismatch, join_metadata
 
 S = timedelta(seconds=20)
 FULL = torch.arange(35.0).view(7, 5)
@@ -43,24 +44,36 @@ def rebuild(channel: GroupChannel) -> None:
     transport.shutdown()
 
 
-def refuse(channel: GroupChannel) -> None:
+def relayout(channel: GroupChannel) -> None:
+    """Rows from two ranks become columns, a whole DTensor, and a plain tensor."""
     mesh = init_device_mesh("cpu", (2,))
     source: HTTPTransport[Any] = HTTPTransport(S, 0)
-    source.send_checkpoint([], 1, {"w": distribute_tensor(FULL, mesh, [Shard(0)])}, S)
+    state = {"w": distribute_tensor(FULL, mesh, [Shard(0)]), "n": 5, "b": torch.ones(3)}
+    source.send_checkpoint([], 1, state, S)
+    rows = channel.all_gather(source.metadata().encode().ljust(200))
+    metadata = join_metadata([row.decode().strip() for row in rows])
     for target in (
         distribute_tensor(torch.zeros(7, 5), mesh, [Shard(1)]),
         distribute_tensor(torch.zeros(7, 5), mesh, [Replicate()]),
         torch.zeros(7, 5),
     ):
-        own = {"w": target}
+        own = {"w": target, "b": torch.zeros(3)}
         receiver: HTTPTransport[Any] = HTTPTransport(S, 0, state_dict=own.copy)
+        if providers("resharder"):
+            found = receiver.recv_checkpoint(0, metadata, 1, S)
+            assert found["w"] is target
+            assert found["n"] == 5
+            assert own["b"].tolist() == [1, 1, 1]
+            whole = target.full_tensor() if isinstance(target, DTensor) else target
+            assert torch.equal(whole, FULL)
         with pytest.raises(LayoutMismatch, match=r"\['w'\]"):
             receiver.recv_checkpoint(0, source.metadata(), 1, S)
         receiver.shutdown()
+    channel.all_gather(b"done")
     source.shutdown()
 
 
-@pytest.mark.parametrize("case", [heal_in_place, rebuild, refuse])
+@pytest.mark.parametrize("case", [heal_in_place, rebuild, relayout])
 def test_dtensors(pool: RankPool, case: Any) -> None:
     pool.run(case).values()
 
