@@ -28,7 +28,7 @@ def test_choices() -> None:
 
 def test_with_pickle_on_both_sides_any_value_arrives(http: Make) -> None:
     source, receiver = http(codec="pickle"), http(codec="pickle")
-    state = {"set": {1, 2}, "slice": slice(1, 2), "w": torch.ones(2)}
+    state: dict[str, Any] = {"set": {1, 2}, "slice": slice(1, 2), "w": torch.ones(2)}
     source.send_checkpoint([], 1, state, S)
     found = receiver.recv_checkpoint(0, source.metadata(), 1, S)
     assert found["set"] == {1, 2}
