@@ -115,6 +115,10 @@ class Crew:
                 raise RuntimeError(f"OwnerMuon does not support complex parameters ({entry.name})")
             if gradient.is_sparse:
                 raise RuntimeError(f"OwnerMuon does not support sparse gradients ({entry.name})")
+            if self._options.missing_grads == "zero" and _is_misplaced(gradient, entry.param):
+                # Only ranks that have it would meet to place it.
+                text = "its gradient must be placed like it where missing ones count as zeros"
+                raise PlanError(Problem(entry.name, "placements", text))
 
     def _step_alone(self, entry: Entry, rules: Sequence[Rule], state: State) -> int:
         """Step a parameter that this rank has whole; return how many matrices that were."""
@@ -146,7 +150,7 @@ class _States:
     def _state(self, entry: Entry, on: bool) -> LocalState:
         param, gradient = entry.param, entry.param.grad if on else None
         momentum = _local(self.state[param]["momentum_buffer"])
-        if is_dtensor(gradient) and is_dtensor(param) and gradient.placements != param.placements:
+        if is_dtensor(gradient) and is_dtensor(param) and _is_misplaced(gradient, param):
             # Tensor parallelism leaves gradients of what it replicates yet to be summed.
             gradient = gradient.redistribute(param.device_mesh, param.placements)
         own = None if gradient is None else _local(gradient).to(momentum.dtype)
@@ -171,6 +175,13 @@ def _team(entries: Sequence[Entry], options: TeamOptions) -> Team:
         if layout is not None:
             members.append(Member(entry.name, layout, entry.matrices, entry.ns_steps))
     return Team(members, opened, entries[0].param.device, options)
+
+
+def _is_misplaced(gradient: torch.Tensor, param: torch.Tensor) -> bool:
+    """Whether a gradient lies on the ranks in another way than its parameter."""
+    if not (is_dtensor(gradient) and is_dtensor(param)):
+        return False
+    return bool(gradient.placements != param.placements)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -25,8 +25,9 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from distcore.testing import RankPool
-from distcore.v1 import Channel, PeerError
+from distcore.v1 import Channel, PeerError, PlanError
 from ownerplan import OwnerMuon
+from ownerplan.active_set import MissingGrads
 from ownerplan.split_params import split_params
 
 STEPS = 3
@@ -200,7 +201,7 @@ def test_parameters_of_bfloat16_step_as_in_one_process(pool: RankPool) -> None:
     pool.run(steps_of_views, "permuted", torch.bfloat16).values()
 
 
-def step_with_a_sum_as_gradient(channel: Channel) -> None:
+def step_with_a_sum_as_gradient(channel: Channel, missing: MissingGrads) -> None:
     """As tensor parallelism leaves the gradient of what it replicates."""
     mesh = DeviceMesh("cpu", list(range(4)))
     param = nn.Parameter(
@@ -208,7 +209,7 @@ def step_with_a_sum_as_gradient(channel: Channel) -> None:
     )
     part = whole((6, 4), 2) if channel.rank == 0 else torch.zeros(6, 4)
     param.grad = DTensor.from_local(part, mesh, [Partial()], run_check=False)
-    OwnerMuon([param]).step()
+    OwnerMuon([param], missing_grads=missing).step()
     expected = nn.Parameter(whole((6, 4), 1))
     expected.grad = whole((6, 4), 2)
     torch.optim.Muon([expected]).step()
@@ -216,7 +217,12 @@ def step_with_a_sum_as_gradient(channel: Channel) -> None:
 
 
 def test_a_gradient_that_is_yet_to_be_summed(pool: RankPool) -> None:
-    pool.run(step_with_a_sum_as_gradient).values()
+    pool.run(step_with_a_sum_as_gradient, "skip").values()
+
+
+def test_a_sum_is_refused_where_ranks_without_it_count_as_zeros(pool: RankPool) -> None:
+    for error in pool.run(step_with_a_sum_as_gradient, "zero").raised(PlanError, within_s=45):
+        assert "must be placed like it" in str(error)
 
 
 def step_on_parts_of_the_world(channel: Channel, broken: bool) -> tuple[int, int]:
