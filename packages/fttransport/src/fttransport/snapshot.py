@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 from torch import Tensor
 
-from distcore.v1 import PlanError, describe_layout
-from distcore.v1.runtime import dtype_name, is_dtensor, layout_of
+from distcore.v1 import PlanError
+from distcore.v1.runtime import dtype_name, is_dtensor
 from fttransport.blocks import find_blocks, on_host
 from fttransport.codec import Codec
 from fttransport.collector import collector_paused
@@ -29,10 +29,13 @@ from fttransport.manifest import (
     Manifest,
     content_id,
 )
+from fttransport.placements import note_layout
 from fttransport.stream import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from torch.distributed.tensor import DTensor  # noqa: TID251 - a type
 
 Staging = Literal["alias", "copy"]
 
@@ -173,10 +176,8 @@ def local_part(tensor: Tensor) -> Tensor:
         return tensor.to_local().detach()
 
 
-def _layout_note(tensor: Tensor, path: str) -> Mapping[str, object]:
+def _layout_note(tensor: DTensor, path: str) -> Mapping[str, object]:
     try:
-        layout = layout_of(tensor)
+        return note_layout(tensor)
     except PlanError as error:
         raise CodecRefused(f"state{path}: {error}") from error
-    rank = tensor.device_mesh.get_rank() if is_dtensor(tensor) else 0
-    return {"rank": rank, **describe_layout(layout)}
