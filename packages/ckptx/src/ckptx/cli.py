@@ -15,7 +15,8 @@ try:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
     from rich.table import Table
 except ImportError as error:
-    raise ImportError("the command line needs more; run: pip install 'ckptx[cli]'") from error
+    text = "the command line needs more; run: pip install 'ckptx[cli]'"
+    raise ModuleNotFoundError(text, name=error.name) from error
 
 from ckptx.checkpoint import Checkpoint, open_checkpoint
 from ckptx.errors import CheckpointingException

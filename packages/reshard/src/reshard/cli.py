@@ -14,7 +14,8 @@ try:
     from rich.console import Console
     from rich.table import Table
 except ImportError as error:
-    raise ImportError("the command line needs more; run: pip install 'reshard[cli]'") from error
+    text = "the command line needs more; run: pip install 'reshard[cli]'"
+    raise ModuleNotFoundError(text, name=error.name) from error
 
 from distcore.v1 import PlanError
 from reshard.models import MODELS, Model, model_of

@@ -74,7 +74,7 @@ def _state(step: int) -> dict[str, object]:
     steps = torch.arange(12, dtype=torch.float32).reshape(3, 4) + step
     return {
         "step": step,
-        "name": "caf\u00e9",
+        "name": "\u00e9tat",
         "nested": {"list": [1, 2.5, None, True], "tuple": (b"raw", "text")},
         "weight": steps,
         "turned": steps.t(),
