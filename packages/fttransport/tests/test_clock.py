@@ -16,6 +16,7 @@ def test_a_source_is_lost_after_the_smaller_of_patience_and_a_quarter() -> None:
     clock = Clock.of(100, 10)
     assert clock.wait_s() == 10
     assert isinstance(clock.silence("a"), SourceLost)
+    assert isinstance(clock.silence("a"), TimeoutError)
 
 
 def test_past_the_deadline_there_is_no_time_left() -> None:

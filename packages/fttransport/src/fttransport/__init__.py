@@ -21,6 +21,7 @@ from fttransport.errors import (
     LayoutMismatch,
     NotServing,
     SourceLost,
+    SourceSilent,
     StepMismatch,
     TransportError,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "LayoutMismatch",
     "NotServing",
     "SourceLost",
+    "SourceSilent",
     "StepMismatch",
     "TransportError",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from fttransport.errors import DeadlineExceeded, SourceLost
+from fttransport.errors import DeadlineExceeded, SourceSilent
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Clock:
         """How long to wait for the next byte of a source."""
         return max(0.001, min(self.stall_s, self.left_s()))
 
-    def silence(self, name: str) -> DeadlineExceeded | SourceLost:
+    def silence(self, name: str) -> DeadlineExceeded | SourceSilent:
         """The error for a source from which nothing came in `wait_s`."""
         if time.monotonic() >= self.deadline:
             return DeadlineExceeded(f"timed out: the deadline passed while {name} was silent")
-        return SourceLost(f"{name} has sent nothing for {self.stall_s:.3g} s")
+        return SourceSilent(f"timed out: {name} has sent nothing for {self.stall_s:.3g} s")

@@ -88,6 +88,10 @@ class SourceLost(_Reasoned, ConnectionError):
     """No source is left: refused, broken off, or silent for too long."""
 
 
+class SourceSilent(SourceLost, TimeoutError):
+    """No source is left, and the last one was lost because it had been silent for too long."""
+
+
 class IntegrityError(TransportError):
     """What came is not what the source said it would send."""
 
@@ -109,6 +113,7 @@ BY_NAME: Final[dict[str, type[TransportError]]] = {
         NotServing,
         DeadlineExceeded,
         SourceLost,
+        SourceSilent,
         IntegrityError,
         LayoutMismatch,
         CodecRefused,

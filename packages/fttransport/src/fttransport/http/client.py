@@ -124,6 +124,7 @@ class Connection:
 
     def _connect(self, addresses: Sequence[str]) -> tuple[str, socket]:
         failures = []
+        kind: type[SourceLost] = SourceLost
         cause: BaseException | None = None
         for address in addresses:
             parts = urlsplit(address)
@@ -135,8 +136,8 @@ class Connection:
                     return address, self._secured(sock, parts.scheme, host)
             except SourceLost as error:
                 failures.append(error.text)
-                cause = error.__cause__
-        raise SourceLost("; ".join(failures)) from cause
+                kind, cause = type(error), error.__cause__
+        raise kind("; ".join(failures)) from cause
 
     def _secured(self, sock: socket, scheme: str, host: str) -> socket:
         if scheme == "http":
