@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -120,6 +121,20 @@ def test_the_only_source_is_asked_again_for_what_went_wrong(
         else:
             with pytest.raises(SourceLost):
                 receiver.recv_checkpoint(0, front.address, 1, S)
+
+
+def test_a_source_that_dies_at_any_moment_is_replaced(proxy: Front, http: Make) -> None:
+    """Twenty moments and faults from a seed; every state is healed byte for byte."""
+    choose = random.Random(7)
+    state = {"w": torch.arange(1_500_000), "small": torch.arange(10)}
+    sources, receiver = sources_of(http, 3, state), http(2)
+    for _ in range(20):
+        at = choose.randrange(12_000_000)
+        fault = choose.choice([cut(at), flip(at)])
+        with proxy(sources[0].address(), fault) as front:
+            addresses = [front.address, *(source.metadata() for source in sources[1:])]
+            choose.shuffle(addresses)
+            check(receiver.recv_checkpoint(0, join_metadata(addresses), 1, S), state)
 
 
 def test_a_second_try_goes_on_where_the_first_ended(proxy: Front, http: Make) -> None:
