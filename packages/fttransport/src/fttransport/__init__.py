@@ -1,6 +1,8 @@
 """A live replica of a training run heals a broken one."""
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from distcore.v1 import require
 
@@ -8,9 +10,6 @@ require(1, by="fttransport")
 
 # Addresses
 from fttransport.address import join_metadata
-
-# What may be in a state
-from fttransport.codec import Codec
 
 # Errors
 from fttransport.errors import (
@@ -26,12 +25,16 @@ from fttransport.errors import (
     TransportError,
 )
 
-# Transports
-from fttransport.http_transport import HTTPTransport
-from fttransport.pg_transport import PGTransport
+# What needs no torch
 from fttransport.report import Report
 from fttransport.security import Security
 from fttransport.transport import CheckpointTransport
+
+if TYPE_CHECKING:
+    # What does: the transports, and what may be in a state
+    from fttransport.codec import Codec
+    from fttransport.http_transport import HTTPTransport
+    from fttransport.pg_transport import PGTransport
 
 __version__ = version("fttransport")
 
@@ -56,3 +59,18 @@ __all__ = [
     "StepMismatch",
     "TransportError",
 ]
+
+_HOMES = {"Codec": "codec", "HTTPTransport": "http_transport", "PGTransport": "pg_transport"}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
