@@ -69,14 +69,16 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.heads = config.num_attention_heads
+        self.head_width = config.hidden_size // config.num_attention_heads
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         def split(y: Tensor) -> Tensor:
-            return y.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (s, heads, tokens, width)
+            return y.unflatten(2, (-1, self.head_width)).transpose(
+                1, 2
+            )  # (s, heads, tokens, width)
 
         q, k, v = split(self.query(x)), split(self.key(x)), split(self.value(x))
         found = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)

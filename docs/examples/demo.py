@@ -1,4 +1,4 @@
-"""Ranks load real weights together, each byte read once, embed real text, and save again.
+"""Ranks load real weights, save them, train them, and hand them to a second model; all exactly.
 
 Run it under torchrun, or as it is: then it starts torchrun itself.
 
@@ -11,6 +11,9 @@ replicas and shards, and goes through these acts, each a module beside this one:
 1. load: `ckptx.load` fills it; compared bit for bit with the file as one process loads it.
 2. save: `ckptx.save` writes it as safetensors and for `torch.distributed.checkpoint`, whose own
    readers read it.
+3. train: `ownerplan.OwnerMuon` trains it on the sentences; compared bit for bit with one process.
+4. rollout: `reshard.Resharder` carries its weights, twice, to a model that is tensor-parallel on
+   the last two ranks; the first time in the background, as training goes on.
 
 Exits with 1 if anything is not exact.
 """
@@ -26,12 +29,36 @@ from pathlib import Path
 import load
 import save
 import torch.distributed as dist
-from figures import summary
+from bert import Bert
+from figures import Act, summary
 from rich.console import Console
+from rollout import Rollout
 from source import Source, mesh_of, packaged_model
+from train import Trainer, compared, is_exact
+
+from ownerplan import OwnerMuon
 
 
-def run(source: Source) -> int:
+def work(model: Bert, source: Source, steps: int) -> Act:
+    """Train, and send the weights to a second model: half-way, as training goes on, and then."""
+    found = Act()
+    rollout = Rollout(model, source)
+    trainer = Trainer(model, source, OwnerMuon)
+    for step in range(steps):
+        trainer.backward()
+        found += rollout.finish()
+        trainer.update()
+        if step + 1 == steps // 2:
+            rollout.start()
+    found += compared(trainer, source)
+    rollout.start()
+    found += rollout.finish()
+    trainer.close()
+    rollout.close()
+    return found
+
+
+def run(source: Source, steps: int) -> int:
     """The job of one rank; 0 if everything is exact on all ranks."""
     console = Console(quiet=dist.get_rank() != 0)
     mesh = mesh_of(dist.get_world_size())
@@ -39,10 +66,13 @@ def run(source: Source) -> int:
 
     found = load.act(model, source, mesh, console)
     found += save.act(model, source, mesh)
+    found += work(model, source, steps if is_exact(source) else 0)
 
     console.print(summary(found.moved), "")
     for text, holds in found.verdicts:
         console.print(("[green]ok  [/] " if holds else "[red]FAIL[/] ") + text)
+    if not is_exact(source):
+        console.print("--   no training: it needs float32, and a power of two of ranks")
     return 0 if all(holds for _, holds in found.verdicts) else 1
 
 
@@ -50,6 +80,7 @@ def main(args: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", type=Path, help="a directory with a BERT in safetensors")
     parser.add_argument("--ranks", type=int, default=4, help="where this starts torchrun itself")
+    parser.add_argument("--steps", type=int, default=20, help="of training; 0 for none")
     chosen = parser.parse_args(args)
     if "RANK" not in os.environ:
         launcher = ("-m", "torch.distributed.run", "--standalone")
@@ -61,7 +92,7 @@ def main(args: Sequence[str] | None = None) -> int:
     source = Source.open(chosen.model or packaged_model())
     dist.init_process_group("gloo")
     try:
-        return run(source)
+        return run(source, chosen.steps)
     finally:
         dist.destroy_process_group()
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from text import encode
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 import ckptx
@@ -75,7 +75,11 @@ class Source:
     def embed(self, model: Bert) -> Tensor:
         """The embeddings of all sentences: (sentences, width)."""
         with torch.no_grad():
-            return model(*encode(self.directory)).float()
+            found = model(*encode(self.directory)).float()
+        if isinstance(model, FSDPModule):
+            # With no backward to do so; or else it would go on with these weights after a step.
+            model.reshard()
+        return found
 
 
 def packaged_model() -> Path:

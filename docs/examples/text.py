@@ -22,6 +22,8 @@ SENTENCES = (
     "Our cat sleeps on the warm roof of the car.",
     "The price of copper fell for the third week in a row.",
 )
+# Sentences that say the same as another, with that other: places in SENTENCES.
+TWINS = ((0, 1), (1, 0), (2, 3), (3, 2), (4, 5), (5, 4), (6, 7), (7, 6), (8, 9), (9, 8))
 
 
 def encode(directory: Path, sentences: tuple[str, ...] = SENTENCES) -> tuple[Tensor, Tensor]:
