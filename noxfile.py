@@ -145,7 +145,10 @@ def isolated(session: nox.Session, package: str) -> None:
     session.run("python", "-I", f"{ROOT}/tests/import_alone.py", package)
     session.install(wheel(package, extras=True), *beside, *group("test"))
     doctests = ("--doctest-modules", "--pyargs", package)
-    pytest_outside(session, f"{ROOT}/packages/{package}/tests", *doctests, *session.posargs)
+    # Ranks mostly wait for each other, so three files at a time fit on two cores.
+    beside_each_other = ("-n", "3", "--dist", "loadfile")
+    tests = f"{ROOT}/packages/{package}/tests"
+    pytest_outside(session, tests, *doctests, *beside_each_other, *session.posargs)
 
 
 @nox.session(tags=["ci"], requires=["wheels"])
