@@ -237,3 +237,14 @@ def test_after_disallow_returned_no_change_reaches_a_reader(proxy: Front, http: 
             assert begun
         else:
             assert int(found["w"].max()) == 0
+
+
+@pytest.mark.parametrize("place", range(0, 400, 16))
+def test_a_bit_anywhere_in_the_head_of_one_source_costs_that_source_only(
+    proxy: Front, http: Make, place: int
+) -> None:
+    state, receiver = state_of(), http(2)
+    sources = sources_of(http, 2, state)
+    with proxy(sources[0].address(), flip(place)) as front:
+        metadata = join_metadata([front.address, sources[1].metadata()])
+        check(receiver.recv_checkpoint(0, metadata, 1, S), state)

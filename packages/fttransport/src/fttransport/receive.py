@@ -116,13 +116,15 @@ class _Receive:
         self._step = step
         self._clock = clock
         self._reader = reader
-        self.offers, self._others = alike(offers)
+        self._manifests: dict[tuple[str, bytes], Manifest] = {}
+        sound, broken = self._sound(offers)
+        self.offers, self._others = alike(sound)
         self.content_id = self.offers[0].content_id
         self.manifest = self._manifest_of(self.offers[0])
         self.failures: dict[str, str] = {
             offer.addresses[0]: f"it has content {offer.content_id}, most have {self.content_id}"
             for offer in self._others
-        }
+        } | {name: str(error) for name, error in broken.items()}
         self._links: list[Link] = []
         self._retried = 0
         self._reused = 0
@@ -195,12 +197,31 @@ class _Receive:
             failures=self.failures,
         )
 
+    def _sound(self, offers: list[Offer]) -> tuple[list[Offer], dict[str, IntegrityError]]:
+        """The offers whose description can be believed, and what is wrong with the others."""
+        sound: list[Offer] = []
+        broken: dict[str, IntegrityError] = {}
+        for offer in offers:
+            try:
+                self._manifest_of(offer)
+            except IntegrityError as error:
+                broken[offer.addresses[0]] = error
+            else:
+                sound.append(offer)
+        if not sound:
+            raise next(iter(broken.values()))
+        return sound, broken
+
     def _manifest_of(self, offer: Offer) -> Manifest:
-        key = self._choices.security.key
-        manifest = read_manifest(offer.text, offer.content_id, key)
-        if manifest.step != self._step:
-            text = f"the source serves step {self._step} and describes {manifest.step}"
-            raise IntegrityError(text)
+        """What a source says of its state; equal descriptions are read once."""
+        place = (offer.content_id, bytes(offer.text))
+        manifest = self._manifests.get(place)
+        if manifest is None:
+            manifest = read_manifest(offer.text, offer.content_id, self._choices.security.key)
+            if manifest.step != self._step:
+                text = f"the source serves step {self._step} and describes {manifest.step}"
+                raise IntegrityError(text)
+            self._manifests[place] = manifest
         return manifest
 
     def _fetch(self, manifest: Manifest, memory: Memory, content: str, done: bytearray) -> Fetch:
