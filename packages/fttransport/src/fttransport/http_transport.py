@@ -30,25 +30,26 @@ logger = logging.getLogger(__name__)
 class HTTPTransport(CheckpointTransport[T]):
     """Carries a state of any size between processes over HTTP.
 
-    timeout: how long the source keeps a request waiting for a step to be allowed and gives
-      readers to come to their end; as receiver, the longest silence of a source.
-    num_chunks: 0 fetches in one stream, N in N parallel ranges, cut by bytes. It is the
-      receiver's own choice.
-    state_dict: called at a receive; its tensors are filled in place (see `Destination`).
-    security: token, TLS and MAC (see `Security`).
-    bind, port, interface: where to listen. Without them, on loopback, or, where a token guards
-      the state, on all addresses. `interface` (such as `"ib0"`) chooses the address of one.
-    advertise: the host, or hosts, best first, under which others reach this one; without it, what
-      was bound, or the host's name.
-    codec: `"safe"`; `"pickle"` also sends, and opens, what else is in a tree, which runs code
-      that comes from the source; or a `Codec` with registered types.
-    snapshot: `"alias"` reads CPU tensors where they are, so the state stays unchanged until
-      `disallow_checkpoint` has returned; `"copy"` copies them first.
-    verify: how chunks are digested, `"xxh3"`, `"blake2b"` or None.
-    max_readers: how many requests are answered at once.
-    serve_received: after a receive, serve that step to others under the own metadata.
-    delta: on a receive in place, fetch only chunks that differ from what is there.
-    progress: called on the receiving thread with the bytes done and the bytes to do.
+    Args:
+        timeout: how long the source keeps a request waiting for a step to be allowed and gives
+            readers to come to their end; as receiver, the longest silence of a source.
+        num_chunks: 0 fetches in one stream, N in N parallel ranges, cut by bytes. It is the
+            receiver's own choice.
+        state_dict: called at a receive; its tensors are filled in place (see `Destination`).
+        security: token, TLS and MAC (see `Security`).
+        bind, port, interface: where to listen. Without them, on loopback, or, where a token guards
+            the state, on all addresses. `interface` (such as `"ib0"`) chooses the address of one.
+        advertise: the host, or hosts, best first, under which others reach this one; without it,
+            what was bound, or the host's name.
+        codec: `"safe"`; `"pickle"` also sends, and opens, what else is in a tree, which runs code
+            that comes from the source; or a `Codec` with registered types.
+        snapshot: `"alias"` reads CPU tensors where they are, so the state stays unchanged until
+            `disallow_checkpoint` has returned; `"copy"` copies them first.
+        verify: how chunks are digested, `"xxh3"`, `"blake2b"` or None.
+        max_readers: how many requests are answered at once.
+        serve_received: after a receive, serve that step to others under the own metadata.
+        delta: on a receive in place, fetch only chunks that differ from what is there.
+        progress: called on the receiving thread with the bytes done and the bytes to do.
 
     `last_report` has the Report of the last transfer. Listens from the start, serving nothing.
     """

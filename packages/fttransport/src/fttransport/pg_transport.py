@@ -50,13 +50,14 @@ _AHEAD: Final = 2
 class PGTransport(CheckpointTransport[T]):
     """Carries a state over a process group, from one member to others.
 
-    pg: any object with `send(tensors, rank, tag)` and `recv(tensors, rank, tag)` that return
-      something to wait for; looked at only during a transfer.
-    timeout: bounds each wait of a transfer that names no timeout of its own; not the whole.
-    device: what the group sends from, where that is not the CPU.
-    state_dict: called at a receive; its tensors are filled in place (see `Destination`). Other
-      tensors come back on the CPU.
-    codec, verify: as for `HTTPTransport`.
+    Args:
+        pg: any object with `send(tensors, rank, tag)` and `recv(tensors, rank, tag)` that return
+            something to wait for; looked at only during a transfer.
+        timeout: bounds each wait of a transfer that names no timeout of its own; not the whole.
+        device: what the group sends from, where that is not the CPU.
+        state_dict: called at a receive; its tensors are filled in place (see `Destination`). Other
+            tensors come back on the CPU.
+        codec, verify: as for `HTTPTransport`.
 
     `last_report` has the Report of the last transfer.
     """
