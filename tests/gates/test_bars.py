@@ -42,7 +42,7 @@ BROKEN = [
     ),
     (
         "README.md",
-        "see " + "https://files." + "pythonhosted.org/x\n",
+        "see https:" + "//example.org/" + "simple/x\n",
         "test_nothing_names_a_registry",
         "packages/one/README.md:1",
     ),
