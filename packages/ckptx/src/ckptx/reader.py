@@ -14,7 +14,7 @@ from ckptx.plan import Read, plan_load
 from ckptx.stored import StoredTensor, run_positions, runs
 from ckptx.unit import cut_box
 from distcore.v1 import Layout, Packing, Piece, Problem, Region
-from distcore.v1.runtime import Shard, torch_dtype
+from distcore.v1.runtime import Shard, scratch, torch_dtype
 
 COPY_NBYTES: Final = 8 << 20
 """The staging through which boxes go that do not lie in order in CPU memory."""
@@ -24,6 +24,13 @@ def memory_of(flat: torch.Tensor) -> memoryview:
     """The bytes of a flat contiguous uint8 CPU tensor, writable; the tensor must stay alive."""
     nbytes = flat.numel()
     return memoryview((ctypes.c_ubyte * nbytes).from_address(flat.data_ptr())).cast("B")
+
+
+def staging_for(device_type: str, nbytes: int) -> torch.Tensor:
+    """Return flat CPU memory through which bytes come from a device, or go to it."""
+    if device_type == "cuda":
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    return scratch(nbytes)
 
 
 def read_into_places(
@@ -48,8 +55,7 @@ def read_into_places(
                 line.add(read.chunk.file, offset, flat[begin : begin + nbytes])
             continue
         if staging is None:
-            pinned = place.data.device.type == "cuda"
-            staging = torch.empty(copy_nbytes, dtype=torch.uint8, pin_memory=pinned)
+            staging = staging_for(place.data.device.type, copy_nbytes)
         _read_by_copy(read, place, files, staging)
     line.read()
 
@@ -72,7 +78,7 @@ def read_into_staging(
     """
     chosen = tuple(reads)
     packing = Packing.of([read.nbytes for read in chosen])
-    staging = torch.empty(packing.nbytes, dtype=torch.uint8) if memory is None else memory
+    staging = scratch(packing.nbytes) if memory is None else memory
     line = _Line(files)
     found = {}
     for number, read in enumerate(chosen):

@@ -13,7 +13,7 @@ from ckptx.plan import LoadPlan, Round
 from ckptx.reader import read_into_places, read_into_staging, staging_nbytes
 from ckptx.settling import settle
 from ckptx.ways import Ways
-from distcore.v1.runtime import ExecuteReport, Shard
+from distcore.v1.runtime import ExecuteReport, Shard, scratch
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Step:
         self.moved.add(report)
         mine = [step.reads.get(ways.channel.rank, ()) for step in plan.rounds]
         # One piece of memory for all rounds: an allocator would keep several of them.
-        memory = torch.empty(max(map(staging_nbytes, mine), default=0), dtype=torch.uint8)
+        memory = scratch(max(map(staging_nbytes, mine), default=0))
         for step in plan.rounds:
             self.moved.add(self._play(step, places, memory))
         if plan.rounds:

@@ -14,7 +14,7 @@ from ckptx.crc import joined
 from ckptx.errors import WriteError
 from ckptx.integrity import BLOCK_NBYTES, Block
 from ckptx.outfile import OutFile, Part
-from ckptx.reader import memory_of
+from ckptx.reader import memory_of, staging_for
 from ckptx.unit import cut_box
 from distcore.v1 import Region
 from distcore.v1.runtime import Shard
@@ -98,9 +98,8 @@ def pieces_of(shard: Shard, region: Region, copy_nbytes: int) -> Iterator[memory
     if region.is_empty:
         return
     size = shard.data.element_size()
-    pinned = shard.data.device.type == "cuda"
     nbytes = min(copy_nbytes, region.numel * size)
-    staging = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
+    staging = staging_for(shard.data.device.type, nbytes)
     left = [region]
     while left:
         box = left.pop()

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import torch
 
 from distcore.v1.channel import Message
+from distcore.v1.runtime.scratch import scratch
 from distcore.v1.runtime.shard import Box, Shard
 from distcore.v1.schedule import Batch, Part, aligned
 
@@ -154,7 +155,7 @@ class Slot:
     @classmethod
     def of(cls, sizes: tuple[int, int], device: str) -> Slot:
         """Allocate a slot that stages up to `sizes` bytes to send and to receive."""
-        outgoing, incoming = (torch.empty(n, dtype=torch.uint8, device=device) for n in sizes)
+        outgoing, incoming = (scratch(nbytes, device) for nbytes in sizes)
         return cls(outgoing, incoming)
 
     @property
