@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from distcore.v1 import balance
+from reshard.counts import Counts
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds(Mapping[str, int]):
+class Bounds(Counts):
     """Lower bounds in bytes; also a mapping from name to int.
 
     `wire_bytes`: what must cross from rank to rank, as every missing byte enters its rank once.
@@ -23,20 +24,6 @@ class Bounds(Mapping[str, int]):
     max_ingress_bytes: int
     max_egress_bytes: int
     relayed_egress_bytes: int
-
-    def __getitem__(self, name: str) -> int:
-        if name not in _NAMES:
-            raise KeyError(name)
-        return int(getattr(self, name))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_NAMES)
-
-    def __len__(self) -> int:
-        return len(_NAMES)
-
-
-_NAMES = tuple(field.name for field in fields(Bounds))
 
 
 class Demand:

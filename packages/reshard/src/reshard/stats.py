@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distcore.v1 import Plan
+from reshard.counts import Counts
 
 Ints: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Stats(Mapping[str, int]):
+class Stats(Counts):
     """Counts of a plan over all its stages; also a mapping from name to int.
 
     Bytes between different ranks, fan-out to replicas included; `local_bytes` stay on their rank.
@@ -32,17 +33,6 @@ class Stats(Mapping[str, int]):
     max_peers: int
     rounds: int
     stages: int
-
-    def __getitem__(self, name: str) -> int:
-        if name not in _NAMES:
-            raise KeyError(name)
-        return int(getattr(self, name))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_NAMES)
-
-    def __len__(self) -> int:
-        return len(_NAMES)
 
     @classmethod
     def of(cls, stages: Sequence[Plan], itemsizes: Mapping[str, int]) -> Stats:
@@ -75,9 +65,6 @@ class Stats(Mapping[str, int]):
             rounds=rounds,
             stages=len(stages),
         )
-
-
-_NAMES = tuple(field.name for field in fields(Stats))
 
 
 def sizes_of(plan: Plan, itemsizes: Mapping[str, int]) -> tuple[Ints, Ints, Ints]:
