@@ -8,8 +8,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Self, TypeAlias
 
-import torch
-
 from ckptx.crc import joined
 from ckptx.errors import WriteError
 from ckptx.integrity import BLOCK_NBYTES, Block
