@@ -55,6 +55,7 @@ class Compiled:
         verify: Verify | None,
         timeout_s: float | None,
     ) -> None:
+        self.verify = verify
         self._executors: list[Executor | None] = []
         count = sum(1 for exchange in exchanges if len(exchange.plan))
         budget = max(MIN_STAGING_NBYTES, max_staging_bytes // max(1, count))

@@ -82,7 +82,7 @@ class Resharder(AbstractContextManager["Resharder"]):
         self._opened = channel_over(group)
         self._timeout_s = timeout_s
         self._max_staging_bytes = max_staging_bytes
-        self._compiled: dict[Verify | None, Compiled] = {}
+        self._compiled: Compiled | None = None
         self._handle: Handle | None = None
         self._closed = False
         self._dirty = False
@@ -100,7 +100,7 @@ class Resharder(AbstractContextManager["Resharder"]):
             self._digest = self._inventory.plan.digest
             self._bound = missing_nbytes(self._inventory.plan, self._channel.rank)
             if self._inventory.has_values:
-                self._compiled[None] = self._compile(None, countdown)
+                self._compiled = self._compile(None, countdown)
         except BaseException:
             self._opened.close()
             raise
@@ -140,8 +140,9 @@ class Resharder(AbstractContextManager["Resharder"]):
         """Move what the sources hold now; afterwards all destinations hold it, on all ranks.
 
         Collective. `version` is what the destinations hold then, by default one more than
-        before. `verify="digest"` proves every part by its digest after it has arrived; the first
-        such run makes staging of its own, later ones of either kind allocate nothing.
+        before. `verify="digest"` proves every part by its digest after it has arrived. A run that
+        verifies as the one before it did allocates nothing; any other gives the staging memory
+        back and prepares anew.
 
         Raises, on every rank: DisagreementError where versions or ways to verify differ,
         PeerError where a rank failed. `dirty` says whether destinations have been touched.
@@ -170,9 +171,7 @@ class Resharder(AbstractContextManager["Resharder"]):
         handle, self._handle = self._handle, None
         if handle is not None and not handle.done:
             handle.join()
-        for compiled in self._compiled.values():
-            compiled.close()
-        self._compiled.clear()
+        self._release()
         self._inventory = replace(self._inventory, ends=Ends(self._channel.rank))
         self._closed = True
         self._opened.close()
@@ -193,6 +192,18 @@ class Resharder(AbstractContextManager["Resharder"]):
         if self._handle is not None and not self._handle.done:
             raise PlanError(Problem("run", "busy", "a run is under way; wait for its handle"))
 
+    def _release(self) -> None:
+        compiled, self._compiled = self._compiled, None
+        if compiled is not None:
+            compiled.close()
+
+    def _compiled_for(self, verify: Verify | None, countdown: Countdown) -> Compiled:
+        """What runs with `verify`. One at a time, so that staging is within its bound."""
+        if self._compiled is None or self._compiled.verify != verify:
+            self._release()
+            self._compiled = self._compile(verify, countdown)
+        return self._compiled
+
     def _compile(self, verify: Verify | None, countdown: Countdown) -> Compiled:
         inventory = self._inventory
         exchanges = exchanges_of(inventory.plan, inventory.summands, inventory.ends)
@@ -211,9 +222,7 @@ class Resharder(AbstractContextManager["Resharder"]):
         countdown = Countdown(self._timeout_s if timeout_s is None else timeout_s)
         number = self._version + 1 if version is None else version
         self._begin(number, verify, countdown)
-        compiled = self._compiled.get(verify)
-        if compiled is None:
-            compiled = self._compiled[verify] = self._compile(verify, countdown)
+        compiled = self._compiled_for(verify, countdown)
         tally.total_nbytes = self._inventory.total_nbytes
         gathered = compiled.gather_summands(tally, countdown.left_s)
         if compiled.reduces:

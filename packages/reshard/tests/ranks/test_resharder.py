@@ -554,10 +554,10 @@ def same_memory(channel: Channel) -> tuple[int, int]:
     src, dst = placed(rows, big, channel.rank), blank(columns, big, channel.rank)
     with Resharder({"w": src}, {"w": dst}, channel, max_staging_bytes=1 << 17) as resharder:
         report = resharder.run()
-        places = [id(compiled) for compiled in resharder._compiled.values()]
+        compiled = resharder._compiled
         resharder.run()
         again = resharder.run()
-        assert places == [id(compiled) for compiled in resharder._compiled.values()]
+        assert resharder._compiled is compiled
         assert same(dst.data, part(columns, big, channel.rank))
         assert again.staging_nbytes == report.staging_nbytes
         return report.staging_nbytes, report.kept_nbytes
@@ -568,6 +568,32 @@ def test_staging_stays_within_its_bound_and_is_kept() -> None:
     for staging, kept in rank_threads(2, same_memory).values():
         assert 0 < staging <= 1 << 17
         assert kept == 0
+
+
+def another_way_to_verify(channel: Channel) -> list[int]:
+    """The staging of runs that verify, and do not, in turn; each has the whole budget."""
+    big = torch.arange(64_000.0).reshape(64, 1000)
+    rows = Layout.from_mesh(shape=(64, 1000), dtype="float32", mesh=[0, 1], placements=["S(0)"])
+    columns = Layout.from_mesh(shape=(64, 1000), dtype="float32", mesh=[0, 1], placements=["S(1)"])
+    src, dst = placed(rows, big, channel.rank), blank(columns, big, channel.rank)
+    found = []
+    with Resharder({"w": src}, {"w": dst}, channel, max_staging_bytes=1 << 17) as resharder:
+        for verify in (None, "digest", "digest", None):
+            before = resharder._compiled
+            held = [one._slots for one in before._executors if one] if before else []
+            report = resharder.run(verify=verify)
+            assert report.verified == (verify is not None)
+            assert same(dst.data, part(columns, big, channel.rank))
+            if before is not None and before is not resharder._compiled:
+                assert any(held)
+                assert not any(one._slots for one in before._executors if one)
+            found.append(report.staging_nbytes)
+    return found
+
+
+def test_staging_stays_within_its_bound_where_runs_verify() -> None:
+    for found in rank_threads(2, another_way_to_verify).values():
+        assert all(0 < nbytes <= 1 << 17 for nbytes in found), found
 
 
 def failing_in_background(channel: Channel) -> bool:
