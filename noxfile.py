@@ -207,11 +207,9 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(requires=["wheels"])
 def bench(session: nox.Session) -> None:
-    """Print the figures of the benchmarks as JSON; posargs choose among their files."""
+    """Print all figures in one table and leave bench-report/bench.json; posargs choose files."""
     session.install(*(wheel(package) for package in PACKAGES), *group("bench"))
-    chosen = session.posargs or sorted(map(str, ROOT.glob("tests/benchmarks/bench_*.py")))
-    for path in chosen:
-        session.run("python", "-I", path)
+    session.run("python", "-I", "tests/benchmarks/report.py", *session.posargs)
 
 
 @nox.session(requires=["wheels"])

@@ -16,10 +16,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from distcore.v1 import Assignment, balance
 
 PART = 50
+SECONDS_AT_MOST = 2.0
+OVER_CANDIDATES = "times faster than the loop over candidates"
+RATIOS = "makespan / lower bound"
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def measure(case: Case, repeats: int) -> dict[str, object]:
+def measure(case: Case, repeats: int) -> dict[str, Any]:
     """Times of the product and of the loops, in turn, and how good the results are."""
     count = len(case.costs)
     part = max(1, count // PART)
@@ -107,17 +111,26 @@ def measure(case: Case, repeats: int) -> dict[str, object]:
         "case": case.name,
         "seconds": {name: round(taken, 4) for name, taken in typical.items()},
         "loop over ranks, seconds scaled up": round(scaled, 1),
-        "times faster than the loop over candidates": round(
-            typical["loop over candidates"] / typical["greedy"], 1
-        ),
+        OVER_CANDIDATES: round(typical["loop over candidates"] / typical["greedy"], 1),
         "times faster than the loop over ranks": round(scaled / typical["greedy"], 1),
-        "makespan / lower bound": {name: round(a.ratio, 6) for name, a in found.items()},
+        RATIOS: {name: round(a.ratio, 6) for name, a in found.items()},
         "shares of divided items": {
             name: sum(len(shares) for shares in a.shares.values() if len(shares) > 1)
             for name, a in found.items()
             if "divided" in name
         },
     }
+
+
+def rows(case: dict[str, Any]) -> list[dict[str, object]]:
+    """The figures of one case beside their targets; those are for the default size."""
+    name = f"balance, {case['case']}"
+    seconds = {"value": case["seconds"]["greedy"], "unit": "s"}
+    return [
+        {"name": name, **seconds, "target": SECONDS_AT_MOST, "at_most": True},
+        {"name": f"{name}, over the loop", "value": case[OVER_CANDIDATES]},
+        {"name": f"{name}, makespan over bound", "value": case[RATIOS]["optimal"]},
+    ]
 
 
 def main() -> None:
@@ -128,7 +141,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
     cases = [measure(case, given.repeats) for case in make_cases(given.items, given.ranks)]
-    print(json.dumps({"items": given.items, "ranks": given.ranks, "cases": cases}, indent=2))
+    found = {"items": given.items, "ranks": given.ranks, "cases": cases}
+    print(json.dumps({**found, "rows": [row for case in cases for row in rows(case)]}, indent=2))
 
 
 if __name__ == "__main__":

@@ -50,6 +50,9 @@ def minilm() -> list[tuple[int, ...]]:
     return [*embeddings, *layer * 6, (side, side), (side,)]
 
 
+TARGETS = {"2000 x 16 KiB": 8.0, "MiniLM": 3.5, "32 x 16 MiB": 4.0}
+RAW_AT_MOST = 1.25
+DISTRIBUTE_AT_LEAST = 20.0
 CASES: dict[str, Callable[[], list[tuple[int, ...]]]] = {
     "2000 x 16 KiB": lambda: [(16 * KIB // 4,)] * 2000,
     "MiniLM": minilm,
@@ -132,7 +135,7 @@ def raw_way(
     return run
 
 
-def run_case(shapes: Sequence[tuple[int, ...]]) -> dict[str, object]:
+def run_case(shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     """Time every way; the slowest rank counts, and of the rounds the median."""
     rank = dist.get_rank()
     shards = shards_of(shapes, rank)
@@ -180,6 +183,23 @@ def run_case(shapes: Sequence[tuple[int, ...]]) -> dict[str, object]:
     }
 
 
+def rows(name: str, found: dict[str, Any]) -> list[dict[str, object]]:
+    """The figures of one case beside their targets."""
+    row: dict[str, object] = {
+        "name": f"exchange, {name}, over the best of Megatron-Core",
+        "target": TARGETS[name],
+        "nbytes": found["bytes received"],
+        "bound_nbytes": found["lower bound"],
+        "cpu_s": found["cpu seconds"]["planned"],
+    }
+    if any(way.startswith("peer") for way in found["seconds"]):
+        row["value"] = found["planned is faster than the best peer by"]
+    else:
+        row["skipped"] = "megatron-core is not installed"
+    raw = {"value": found["over sockets, times raw"], "target": RAW_AT_MOST, "at_most": True}
+    return [row, {"name": f"exchange, {name}, sockets alone, times raw sends", **raw}]
+
+
 def timed(ways: dict[str, Way]) -> tuple[dict[str, float], dict[str, float]]:
     """Wall seconds of the slowest rank and CPU seconds of all ranks, medians, by way."""
     runs: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
@@ -218,7 +238,7 @@ def plain_loop(
     return found
 
 
-def run_distribute() -> dict[str, object]:
+def run_distribute() -> dict[str, Any]:
     """50 000 shards in 64 candidate sets over 1 024 ranks."""
     rng = random.Random(0)
     sets = [list(range(16 * at, 16 * at + 16)) for at in range(64)]
@@ -249,7 +269,7 @@ def run_rank(wanted: Sequence[str]) -> None:
             figures = {name: run_case(CASES[name]())}
             if dist.get_rank() == 0:
                 found = {"benchmark": "exchange", "ranks": RANKS, "figures": figures}
-                print(json.dumps(found, indent=1), flush=True)
+                print(json.dumps({**found, "rows": rows(name, figures[name])}), flush=True)
     dist.destroy_process_group()
 
 
@@ -260,7 +280,10 @@ def main() -> None:
         run_rank(wanted)
         return
     if "distribute" in wanted:
-        print(json.dumps({"benchmark": "distribute", "figures": run_distribute()}))
+        figures = run_distribute()
+        name = "distribute_shards_to_ranks, over the document's loop"
+        row = {"name": name, "value": figures["ratio"], "target": DISTRIBUTE_AT_LEAST}
+        print(json.dumps({"benchmark": "distribute", "figures": figures, "rows": [row]}))
     if set(wanted) & set(CASES):
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         subprocess.run(

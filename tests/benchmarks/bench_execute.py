@@ -1,10 +1,10 @@
 """Execute against one broadcast per tensor, on ranks of one host; prints JSON.
 
-Tensor i belongs to rank i modulo the number of ranks, and every other rank needs it. Three ways
+Tensor i belongs to rank i modulo the number of ranks, and every other rank needs it. Four ways
 take turns within one run: `execute` with the short ways between ranks of one host, `execute` over
-sockets alone, and one `dist.broadcast` per tensor. A time is that of the slowest rank, from a
-barrier on. Ratios are those of medians (on a machine with other work those of the best times tell
-more); above 1 means that execute is faster.
+sockets alone, one `dist.broadcast` per tensor, and a plain copy of as many bytes on each rank. A
+time is that of the slowest rank, from a barrier on. Ratios are those of medians (on a machine with
+other work those of the best times tell more); above 1 means that execute is faster.
 
     python tests/benchmarks/bench_execute.py [--ranks 4] [--repeats 7] [--profile]
 """
@@ -64,18 +64,20 @@ def plan_of(case: Case, size: int) -> Plan:
     )
 
 
-def timed(move: Callable[[], object]) -> float:
-    """The seconds of the slowest rank."""
+def timed(move: Callable[[], object]) -> tuple[float, float]:
+    """The seconds of the slowest rank, and the processor seconds of all."""
     dist.barrier()
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     move()
     seconds = torch.tensor([time.perf_counter() - begin])
+    cpu_seconds = torch.tensor([time.process_time() - cpu])
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-    return float(seconds)
+    dist.all_reduce(cpu_seconds)
+    return float(seconds), float(cpu_seconds)
 
 
 class Rank:
-    """One rank with its tensors, and the three ways to fill those of the others."""
+    """One rank with its tensors, and the ways to fill those of the others."""
 
     def __init__(self, case: Case, channel: GroupChannel) -> None:
         self.case = case
@@ -99,6 +101,12 @@ class Rank:
             own = owner == self.channel.rank
             dist.broadcast((self.sources if own else self.destinations)[key], src=owner)
 
+    def memcpy(self) -> None:
+        """As many bytes, from this rank's own memory."""
+        source = next(iter(self.sources.values()))
+        for tensor in self.destinations.values():
+            tensor.copy_(source)
+
     def forget(self, value: int) -> None:
         """Write the sources anew, and something wrong into the destinations."""
         for i, tensor in enumerate(self.sources.values()):
@@ -114,20 +122,23 @@ class Rank:
             "same_host": lambda: self.execute("auto"),
             "sockets": lambda: self.execute("off"),
             "broadcast": self.broadcast,
+            "memcpy": self.memcpy,
         }
 
 
 def measured(case: Case, channel: GroupChannel, repeats: int) -> dict[str, Any]:
     rank = Rank(case, channel)
     seconds: dict[str, list[float]] = {name: [] for name in rank.ways()}
+    cpu: dict[str, list[float]] = {name: [] for name in rank.ways()}
     for repeat in range(repeats + 1):
         for name, move in rank.ways().items():
             rank.forget(repeat)
-            taken = timed(move)
+            taken, cpu_taken = timed(move)
             if not rank.has_all():
                 raise RuntimeError(f"{name} left a tensor unfilled")
             if repeat:  # the first round warms up: connections, handshakes, pages
                 seconds[name].append(taken)
+                cpu[name].append(cpu_taken)
     report = rank.reports["auto"]
     medians = {name: median(found) for name, found in seconds.items()}
     return {
@@ -135,6 +146,8 @@ def measured(case: Case, channel: GroupChannel, repeats: int) -> dict[str, Any]:
         "target_ratio": case.target,
         "ratio_same_host": round(medians["broadcast"] / medians["same_host"], 2),
         "ratio_sockets": round(medians["broadcast"] / medians["sockets"], 2),
+        "ratio_memcpy": round(medians["memcpy"] / medians["same_host"], 2),
+        "cpu_s": {name: round(median(found), 4) for name, found in cpu.items()},
         "ratio_of_best_same_host": round(min(seconds["broadcast"]) / min(seconds["same_host"]), 2),
         "ratio_of_best_sockets": round(min(seconds["broadcast"]) / min(seconds["sockets"]), 2),
         "median_s": {name: round(value, 5) for name, value in medians.items()},
@@ -145,6 +158,28 @@ def measured(case: Case, channel: GroupChannel, repeats: int) -> dict[str, Any]:
         "rounds": {key: found.rounds for key, found in rank.reports.items()},
         "carriers": carriers(channel),
     }
+
+
+def rows(found: dict[str, Any]) -> list[dict[str, object]]:
+    """The figures of one case beside their targets."""
+    name = f"execute, {found['case']}"
+    nbytes = {
+        "nbytes": found["nbytes_received_per_rank"],
+        "bound_nbytes": found["nbytes_lower_bound_per_rank"],
+    }
+    ways = {"": "same_host", ", sockets alone": "sockets"}
+    over = f"{name}, over one broadcast per tensor"
+    return [
+        {
+            "name": f"{over}{text}",
+            "value": found[f"ratio_{way}"],
+            **({"target": found["target_ratio"]} if way == "same_host" else {}),
+            **nbytes,
+            "cpu_s": found["cpu_s"][way],
+            "peak_nbytes": found["staging_nbytes"]["auto" if way == "same_host" else "off"],
+        }
+        for text, way in ways.items()
+    ] + [{"name": f"{name}, over memcpy", "value": found["ratio_memcpy"]}]
 
 
 def carriers(channel: GroupChannel) -> list[str]:
@@ -192,7 +227,8 @@ def run_rank(rank: int, size: int, store: str, repeats: int, profile: bool) -> N
     else:
         results = [measured(case, channel, repeats) for case in CASES]
         if rank == 0:
-            print(json.dumps({"benchmark": "execute", **surroundings(size), "cases": results}))
+            found = {"benchmark": "execute", **surroundings(size), "cases": results}
+            print(json.dumps({**found, "rows": [row for case in results for row in rows(case)]}))
     channel.close()
     dist.destroy_process_group()
 

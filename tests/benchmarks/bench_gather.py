@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ SENDER = 2
 MIB = 1 << 20
 NBYTES = 64 * MIB
 CHUNK = 8 * MIB
+GROWTH_AT_MOST_MIB = (NBYTES + 2 * CHUNK) // MIB
 WAYS = ("gather_bytes", "gather_state_dicts", "torch.gather_object")
 
 
@@ -101,6 +103,19 @@ def gather_small(way: str, rank: int) -> None:
     gather(way, rank)
 
 
+def rows(figures: dict[str, Any]) -> list[dict[str, object]]:
+    """The growth of the destination beside its bound."""
+    name = f"{WAYS[-1]} of {NBYTES // MIB} MiB"
+    peer = figures[WAYS[-1]]["destination"]["growth_mib"]
+    found: list[dict[str, object]] = [{"name": f"{name}, growth", "value": peer, "unit": "MiB"}]
+    for way in WAYS[:-1]:
+        growth = figures[way]["destination"]["growth_mib"]
+        # The promise is about bytes; a state dict is decoded into tensors besides.
+        limit = {"target": GROWTH_AT_MOST_MIB, "at_most": True} if way == WAYS[0] else {}
+        found.append({"name": f"{way}, growth", "value": growth, "unit": "MiB", **limit})
+    return found
+
+
 def main() -> None:
     """Start the ranks for each way and print one JSON object, or be a rank."""
     if distcore.is_distributed_launch():
@@ -126,6 +141,7 @@ def main() -> None:
                 "data_mib": NBYTES // MIB,
                 "chunk_mib": CHUNK // MIB,
                 "figures": figures,
+                "rows": rows(figures),
             }
         )
     )

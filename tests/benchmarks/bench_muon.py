@@ -29,6 +29,7 @@ from distcore.v1 import Channel
 from ownerplan import OwnerMuon, StepReport, plan_owners
 
 SHAPES = ((512, 512), (512, 2048)) * 12
+TARGETS = {2: 1.2, 4: 1.8}
 Timed = dict[str, list[float]]
 
 
@@ -104,6 +105,23 @@ def measure(ranks: int, steps: int, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def rows(found: dict[str, Any]) -> list[dict[str, object]]:
+    """The figures beside their targets."""
+    name, ranks = f"OwnerMuon.step, {found['ranks']} ranks", found["ranks"]
+    return [
+        {
+            "name": f"{name}, over torch.optim.Muon",
+            "value": found["ratio"],
+            **({"target": TARGETS[ranks]} if ranks in TARGETS else {}),
+            "nbytes": found["nbytes_moved"],
+            "bound_nbytes": found["nbytes_moved_bound"],
+            "cpu_s": found["cpu_seconds"]["owner"],
+            "peak_nbytes": max(report["held_nbytes"] for report in found["per_rank"]),
+        },
+        {"name": f"{name}, CPU of torch.optim.Muon over ours", "value": found["cpu_ratio"]},
+    ]
+
+
 def main() -> None:
     """Measure for each number of ranks and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
@@ -114,7 +132,8 @@ def main() -> None:
     given = parser.parse_args()
     options = {"bucket_bytes": given.bucket_bytes, "slots": given.slots}
     for ranks in given.ranks:
-        print(json.dumps(measure(ranks, given.steps, options), indent=2))
+        found = measure(ranks, given.steps, options)
+        print(json.dumps({**found, "rows": rows(found)}, indent=2))
 
 
 if __name__ == "__main__":
