@@ -24,6 +24,7 @@ from reshard.cells import CellMaker
 from reshard.forms import FormReader, Forms
 from reshard.moves import Moves
 from reshard.options import Options
+from reshard.rounds import Pair, pairs_of, rounds_of
 from reshard.sources import FanOut, Job, choose_sources
 from reshard.stats import Stats
 
@@ -69,6 +70,16 @@ class ReshardPlan:
         """What the plan moves: bytes in all and at the busiest ranks, messages, rounds, peers."""
         sizes = {key: itemsize(layout.dtype) for key, layout in self.src.items()}
         return Stats.of(self.stages, sizes)
+
+    def rounds(self) -> tuple[tuple[Pair, ...], ...]:
+        """Who sends to whom at the same time, as few rounds as can be: `stats().rounds` many.
+
+        In each round a rank sends to at most one other, and receives from at most one; all that
+        goes between two ranks in a stage goes in one round. The rounds of one stage come before
+        those of the next. For those who carry a plan by other means, or draw it: the executor
+        has several peers under way at once.
+        """
+        return tuple(one for stage in self.stages for one in rounds_of(pairs_of(stage)))
 
     def bounds(self) -> Bounds:
         """What no plan can go below, from the layouts alone."""

@@ -50,8 +50,7 @@ class Stats(Counts):
                 messages += np.bincount(ends, minlength=size)
             pairs = np.unique(src * size + dst)
             degrees = [np.bincount(ends).max(initial=0) for ends in (pairs // size, pairs % size)]
-            # The edges of a bipartite graph can be coloured with as many colours as the
-            # largest degree: so many rounds suffice.
+            # As many rounds as the largest degree suffice: see reshard.rounds.
             rounds += int(max(degrees))
             peers = max(peers, int(max(degrees)))
         return cls(
