@@ -153,7 +153,7 @@ class Offers:
     ) -> Offer:
         if nbytes > MAX_MANIFEST_NBYTES:
             raise IntegrityError(f"{addresses[0]} announces a description of {nbytes} bytes")
-        tag = headers.get(b"etag", b"").decode("ascii").strip('"')
+        tag = headers.get(b"etag", b"").decode("ascii", "replace").strip('"')
         return Offer(addresses, tag, connection.read(nbytes), connection)
 
 

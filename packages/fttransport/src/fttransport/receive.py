@@ -16,7 +16,7 @@ from fttransport.board import Link
 from fttransport.clock import Clock
 from fttransport.codec import Codec, walk
 from fttransport.destination import Destination
-from fttransport.errors import IntegrityError, LayoutMismatch, TransportError
+from fttransport.errors import AuthError, IntegrityError, LayoutMismatch, TransportError
 from fttransport.fetch import Fetch, Memory
 from fttransport.manifest import Manifest, digester_of, read_manifest
 from fttransport.offers import Offer, Offers, alike
@@ -197,14 +197,14 @@ class _Receive:
             failures=self.failures,
         )
 
-    def _sound(self, offers: list[Offer]) -> tuple[list[Offer], dict[str, IntegrityError]]:
+    def _sound(self, offers: list[Offer]) -> tuple[list[Offer], dict[str, TransportError]]:
         """The offers whose description can be believed, and what is wrong with the others."""
         sound: list[Offer] = []
-        broken: dict[str, IntegrityError] = {}
+        broken: dict[str, TransportError] = {}
         for offer in offers:
             try:
                 self._manifest_of(offer)
-            except IntegrityError as error:
+            except (AuthError, IntegrityError) as error:
                 broken[offer.addresses[0]] = error
             else:
                 sound.append(offer)

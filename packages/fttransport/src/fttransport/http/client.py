@@ -172,7 +172,7 @@ class Connection:
             raise EOFError("the source does not say how long its answer is")
         self._early = grammar.trailing_data[0]
         self._left = int(length)
-        return Head(event.status_code, event.reason.decode("ascii"), headers, self._left)
+        return Head(event.status_code, event.reason.decode("ascii", "replace"), headers, self._left)
 
     def _take_early(
         self, parts: Sequence[memoryview], on_bytes: Callable[[int], None]
