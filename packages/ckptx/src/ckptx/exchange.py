@@ -24,7 +24,7 @@ from ckptx.shard_table import gather_bytes
 from ckptx.sharded import ShardedTensor, ShardId
 from ckptx.steps import play, steps_by_round, steps_by_tensor
 from distcore.v1 import Channel, DisagreementError, PeerError, Plan, Problem
-from distcore.v1.runtime import agree, execute, run_together
+from distcore.v1.runtime import agree, execute, run_together, scratch
 
 ALGORITHMS: Final = ("broadcast", "gather_rounds", "gather_object", "planned")
 STEP_BY_STEP: Final = ("broadcast", "gather_rounds")
@@ -189,11 +189,7 @@ def _exchange_packed(
 
     def pack() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         out = {p.key: p.fill(work.loaded, device) for p in packs if p.moves[0].main == index}
-        into = {
-            p.key: torch.empty(p.nbytes, dtype=torch.uint8, device=device)
-            for p in packs
-            if index in p.moves[0].others
-        }
+        into = {p.key: scratch(p.nbytes, device) for p in packs if index in p.moves[0].others}
         return out, into
 
     def unpack() -> None:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
@@ -23,8 +24,7 @@ class ExchangeError(CheckpointPlanError, AssertionError):
     """What the ranks have and need does not fit the distribution; `problems` lists everything."""
 
 
-@dataclass(frozen=True, slots=True)
-class Crossing:
+class Crossing(NamedTuple):
     """A shard that leaves its loader: to `others`, the ranks besides that need it."""
 
     shard_id: ShardId
@@ -33,6 +33,43 @@ class Crossing:
     main: int
     others: tuple[int, ...]
     nbytes: int
+
+
+class _Way(NamedTuple):
+    """What shards with the same loader and ranks have in common, seen from one rank."""
+
+    others: tuple[int, ...]
+    is_known: bool
+    is_astray: bool
+    is_loaded: bool
+    is_needed: bool
+
+    @classmethod
+    def of(cls, dealt: tuple[int, ...], index: int, size: int) -> _Way:
+        """The way of shards that `dealt` names: their loader first, then all ranks."""
+        main, *ranks = dealt
+        others = tuple(rank for rank in dealt if rank != main)
+        is_known = 0 <= min(dealt) <= max(dealt) < size
+        is_astray = len(ranks) == 1 and bool(others)
+        return cls(others, is_known, is_astray, index == main, index in others)
+
+    def fits(
+        self, form: ShardedTensor, has: torch.Tensor | None, place: ShardedTensor | None
+    ) -> bool:
+        """Whether this rank has the shard, or a place for it, as it must; `_problem` tells why."""
+        if self.is_astray:
+            return False
+        if self.is_loaded:
+            return has is not None and has.dtype == form.dtype and has.shape == form.local_shape
+        if has is not None:
+            return False
+        if not self.is_needed:
+            return True
+        return (
+            place is not None
+            and place.dtype == form.dtype
+            and place.local_shape == form.local_shape
+        )
 
 
 # One tensor of a plan: its key, dtype and shape, and whose way it goes.
@@ -67,21 +104,21 @@ class Part:
             if index not in ranks_of.get(shard, ())
         ]
         crossing = []
-        known: dict[tuple[int, ...], tuple[int, ...]] = {}
+        ways: dict[tuple[int, ...], _Way] = {}
         for shard, main in distribution.main_rank_for_shard.items():
             dealt, form = (main, *ranks_of.get(shard, ())), forms.get(shard)
-            if form is None or not 0 <= min(dealt) <= max(dealt) < size:
+            way = ways.get(dealt) or ways.setdefault(dealt, _Way.of(dealt, index, size))
+            if form is None or not way.is_known:
                 text = f"has ranks {sorted({*dealt})} of {size} and the metadata {form}"
                 problems.append(Problem(name_of(shard), "distribution", text))
                 continue
-            wrong = _problem(form, dealt, index, loaded.get(shard), needed.get(shard))
-            if wrong:
+            has, place = loaded.get(shard), needed.get(shard)
+            if not way.fits(form, has, place):
+                wrong = _problem(form, dealt, index, has, place)
                 problems.append(Problem(name_of(shard), "exchange", wrong))
-            if dealt not in known:
-                known[dealt] = tuple(rank for rank in dealt if rank != main)
-            if known[dealt]:
+            if way.others:
                 nbytes = shard_nbytes(form)
-                crossing.append(Crossing(shard, name_of(shard), form, main, known[dealt], nbytes))
+                crossing.append(Crossing(shard, name_of(shard), form, main, way.others, nbytes))
         if problems:
             raise ExchangeError(problems)
         return cls(loaded, needed, tuple(crossing), index)

@@ -24,10 +24,11 @@ def scratch(nbytes: int, device: str = "cpu") -> torch.Tensor:
     On the CPU, what is large is mapped for this tensor alone, and unmapped when the tensor and
     its views are gone. Local.
     """
-    if device != "cpu" or nbytes < MAPPED_NBYTES:
+    if device != "cpu" or nbytes < MAPPED_NBYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
-    memory = mmap.mmap(-1, nbytes)
+    # Private, as the kernel gives no huge pages to what could be shared.
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if nbytes >= _HUGE_PAGE_NBYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        # Fresh pages are most of the cost of a buffer that is used once.
+        # Fresh small pages cost several times what it costs to fill them.
         memory.madvise(mmap.MADV_HUGEPAGE, 0, nbytes - nbytes % _HUGE_PAGE_NBYTES)
     return torch.frombuffer(memory, dtype=torch.uint8)
