@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import ckptx
 from ckptx import CheckpointPeerError, FormatError
 from ckptx.savejob import Format
 from distcore.testing import rank_threads
-from distcore.v1 import Channel
+from distcore.v1 import Channel, Layout
 
 STATE = {
     "w": torch.arange(60000, dtype=torch.float32).reshape(300, 200),
@@ -70,3 +71,34 @@ def test_what_is_damaged_is_not_converted(tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
     with pytest.raises(FormatError, match="incomplete"):
         ckptx.open_checkpoint(tmp_path / "b.partial")
+
+
+def test_pytorch_192485_parts_of_any_dtype_and_scalars_are_joined(tmp_path: Path) -> None:
+    """Integers and booleans are joined like floats, and a scalar keeps its value."""
+    state = {
+        "ids": torch.arange(30).reshape(6, 5),
+        "mask": torch.arange(12).reshape(6, 2) % 3 == 0,
+        "scale": torch.tensor(2.5),
+        "step": torch.tensor(7),
+    }
+    layouts = {
+        key: Layout.from_mesh(
+            shape=tuple(state[key].shape), dtype=dtype, mesh=[0, 1, 2], placements=["S(0)"]
+        )
+        for key, dtype in (("ids", "int64"), ("mask", "bool"))
+    }
+
+    def save(channel: Channel) -> None:
+        low = 2 * channel.rank
+        mine = state | {key: state[key][low : low + 2] for key in layouts}
+        ckptx.save(mine, tmp_path / "parts", group=channel, layouts=layouts)
+
+    rank_threads(3, save).values()
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) == 3
+    ckptx.convert(tmp_path / "parts", tmp_path / "whole", format="safetensors")
+    (file,) = (tmp_path / "whole").glob("*.safetensors")
+    found = load_file(file)
+    assert {key: value.dtype for key, value in found.items()} == {
+        key: value.dtype for key, value in state.items()
+    }
+    assert all(torch.equal(found[key], value) for key, value in state.items())

@@ -113,7 +113,7 @@ def test_small_tensors_are_dealt_out_in_file_order() -> None:
     assert plan.lower_bound_received == dict.fromkeys(range(4), 60)
 
 
-def test_one_huge_tensor_beside_small_ones_is_split() -> None:
+def test_orbax_megatron_one_huge_tensor_beside_small_ones_is_split() -> None:
     """One embedding of 1024 units and eight of 1, on 8 ranks: 129 each, not 1024."""
     unit = 1000
     shapes = {"e": (1024, unit), **{f"s{i}": (1, unit) for i in range(8)}}
@@ -125,7 +125,7 @@ def test_one_huge_tensor_beside_small_ones_is_split() -> None:
     assert sum(loads) == plan.lower_bound_read == 1032 * unit
 
 
-def test_coverage_before_order() -> None:
+def test_pytorch_104081_coverage_before_order() -> None:
     """A held by both ranks, B by rank 0 alone: 100 bytes each, not 200 and 0."""
     stored = stored_in_a_row({"A": (100,), "B": (100,)})
     needs = {

@@ -152,7 +152,7 @@ def put(directory: Path, metadata: object) -> None:
     (directory / ".metadata").write_bytes(pickle.dumps(metadata))
 
 
-def test_code_in_the_metadata_is_not_run(directory: Path, tmp_path: Path) -> None:
+def test_pytorch_189308_code_in_the_metadata_is_not_run(directory: Path, tmp_path: Path) -> None:
     copy, metadata = edited(directory, tmp_path)
     metadata.planner_data = Evil(str(tmp_path / "trace"))
     put(copy, metadata)
@@ -166,7 +166,7 @@ def test_code_in_the_metadata_is_not_run(directory: Path, tmp_path: Path) -> Non
     assert (tmp_path / "trace").exists()
 
 
-def test_code_in_a_value_is_not_run(tmp_path: Path) -> None:
+def test_automodel_3240_code_in_a_value_is_not_run(tmp_path: Path) -> None:
     dcp.state_dict_saver.save(
         {"v": Evil(str(tmp_path / "trace"))}, checkpoint_id=tmp_path / "x", no_dist=True
     )

@@ -47,7 +47,7 @@ def test_a_part_stored_twice_is_taken_once(tmp_path: Path) -> None:
     assert len(open_checkpoint(tmp_path).meta("w").chunks) == 1
 
 
-def test_a_hole_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_sglang_36438_a_missing_part_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     part(tmp_path, 1, {"w": W[:2].clone()}, w=[0, 0])
     part(tmp_path, 2, {"w": W[4:].clone()}, w=[4, 0])
     state = {"w": torch.full((6, 4), 7.0)}

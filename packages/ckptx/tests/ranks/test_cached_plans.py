@@ -108,7 +108,7 @@ def test_a_read_gives_what_a_gather_would(tmp_path: Path, load: bool, from_file:
 
 
 @pytest.mark.parametrize("from_file", [False, True])
-def test_a_read_costs_32_bytes_per_rank(tmp_path: Path, from_file: bool) -> None:
+def test_tnt_1064_a_read_costs_32_bytes_per_rank(tmp_path: Path, from_file: bool) -> None:
     create(tmp_path)
     if from_file:
         exchange_utils._PG_DIST_CACHE.clear()

@@ -189,7 +189,7 @@ def test_a_value_with_code_is_refused_and_not_run(tmp_path: Path) -> None:
     assert trace.exists()
 
 
-def test_a_replicated_tensor_goes_to_the_rank_with_less(tmp_path: Path) -> None:
+def test_pytorch_104081_a_copy_goes_to_the_rank_with_less(tmp_path: Path) -> None:
     """Torch gives the copies to rank 0, which has most already."""
     planner = BalancedSavePlanner()
     planner.set_up_planner({"a": torch.zeros(100), "b": torch.zeros(100)})

@@ -187,7 +187,7 @@ def test_columns_in_short_runs_are_read_once_and_in_rounds(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["transposed", "channels_last", "every other"])
-def test_destinations_that_do_not_lie_in_order(tmp_path: Path, kind: str) -> None:
+def test_pytorch_62283_destinations_that_do_not_lie_in_order(tmp_path: Path, kind: str) -> None:
     whole = numbered((60, 4, 50, 3))
     save_file({"w": whole}, tmp_path / "x.safetensors")
 
@@ -206,7 +206,7 @@ def test_destinations_that_do_not_lie_in_order(tmp_path: Path, kind: str) -> Non
     rank_threads(2, job).values()
 
 
-def test_float8_and_unsigned_dtypes_keep_their_bits(tmp_path: Path) -> None:
+def test_fastsafetensors_54_float8_and_unsigned_dtypes_keep_their_bits(tmp_path: Path) -> None:
     names = ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "uint16", "uint32", "uint64", "bool")
     whole = {name: numbered((33,), getattr(torch, name)) for name in names}
     save_file(whole, tmp_path / "x.safetensors")
@@ -328,7 +328,7 @@ def test_two_entries_of_one_name_are_refused(file: Path) -> None:
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_key_that_one_rank_lacks(file: Path, strict: bool) -> None:
+def test_accelerate_3982_a_key_that_one_rank_lacks(file: Path, strict: bool) -> None:
     def job(channel: Channel) -> None:
         mine = Untouched()
         if channel.rank == 1:

@@ -74,9 +74,28 @@ def load_watched(channel: Channel, path: str, placement: str) -> int:
     return loaded("w", SHAPE)
 
 
-@pytest.mark.parametrize("kind", ["dcp", "safetensors"])
-def test_memory_beside_the_tensors(pool: RankPool, tmp_path: Path, kind: Format) -> None:
-    ckptx.save({"w": torch.zeros(SHAPE), "small": torch.zeros(SMALL)}, tmp_path / "x", format=kind)
-    for placement in ("R", "S(0)", "S(1)"):  # the last is read in rows that are staged
-        growth: Any = pool.run(load_watched, str(tmp_path / "x"), placement).values()
-        assert max(growth) <= LIMIT, (placement, growth)
+@pytest.fixture(scope="module", params=["dcp", "safetensors"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kind: Format = request.param
+    path = tmp_path_factory.mktemp("saved") / kind
+    ckptx.save({"w": torch.zeros(SHAPE), "small": torch.zeros(SMALL)}, path, format=kind)
+    return path
+
+
+def check(pool: RankPool, path: Path, placement: str) -> None:
+    growth: Any = pool.run(load_watched, str(path), placement).values()
+    assert max(growth) <= LIMIT, growth
+
+
+def test_verl_6107_whole_tensors_on_every_rank(pool: RankPool, path: Path) -> None:
+    check(pool, path, "R")
+
+
+def test_pytorch_149640_shards_of_whole_tensors(pool: RankPool, path: Path) -> None:
+    """No rank holds more of a large file than its own part."""
+    check(pool, path, "S(0)")
+
+
+def test_fastsafetensors_71_columns_of_one_large_file(pool: RankPool, path: Path) -> None:
+    """They are read in rows that are staged, in parts that do not grow with the file."""
+    check(pool, path, "S(1)")

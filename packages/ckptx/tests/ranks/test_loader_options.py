@@ -66,7 +66,9 @@ def test_what_was_saved_is_loaded_and_proven(path: Path, size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("at", [0, 3 << 20, (5 << 20) + 17])
-def test_a_bit_that_flipped_is_found_by_all_ranks(path: Path, size: int, at: int) -> None:
+def test_megatron_5281_a_bit_that_flipped_is_found_by_all_ranks(
+    path: Path, size: int, at: int
+) -> None:
     """Blocks that two ranks have read a part of each are judged, too."""
     file = flip(path, "big", at)
 
@@ -103,7 +105,7 @@ def test_columns_are_proven_although_rows_are_read(tmp_path: Path) -> None:
         assert "damaged" in str(error)
 
 
-def test_a_cast_must_be_allowed(path: Path) -> None:
+def test_pytorch_187138_a_cast_must_be_allowed(path: Path) -> None:
     def job(channel: Channel) -> None:
         state = empty() | {"w": torch.zeros(30, 40, dtype=torch.bfloat16)}
         ckptx.load(state, path, group=channel, cast="allow", max_staging_bytes=128 << 10)

@@ -175,7 +175,7 @@ def test_whole_tensors_make_a_model_with_an_index(tmp_path: Path) -> None:
     assert all(torch.equal(found[key], value) for key, value in state.items())
 
 
-def test_copies_are_shared_out_by_bytes(tmp_path: Path) -> None:
+def test_torchtitan_709_copies_are_shared_out_by_bytes(tmp_path: Path) -> None:
     """What two ranks hold goes to the one that has nothing else to write."""
     shape = (1 << 18,)
     alone = Layout.from_mesh(shape=(1 << 19,), dtype="float32", mesh=[0, 1], placements=["S(0)"])
@@ -215,7 +215,7 @@ def failing(
     assert not (tmp_path / "x").exists()
 
 
-def test_copies_that_differ_are_named(tmp_path: Path) -> None:
+def test_nvrx_349_copies_that_differ_are_named(tmp_path: Path) -> None:
     def job(channel: Channel) -> None:
         state = {"a": torch.zeros(5), "w": torch.full((3,), float(channel.rank == 2))}
         ckptx.save(state, tmp_path / "x", group=channel)
@@ -246,7 +246,7 @@ def test_a_value_that_one_rank_cannot_write(tmp_path: Path) -> None:
     failing(tmp_path, job, CheckpointPeerError, "a object is no plain data")
 
 
-def test_a_write_that_fails_on_one_rank_fails_all(
+def test_pytorch_191391_a_write_that_fails_on_one_rank_fails_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker's error is not lost, and what was there before stays."""
