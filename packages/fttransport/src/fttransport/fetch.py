@@ -83,7 +83,7 @@ class Fetch:
         ran out. Nothing writes into the destination after this has returned.
         """
         self._security, self._clock, self._reader = security, clock, reader
-        links = [Link(offer.addresses[0], offer.addresses) for offer in offers]
+        links = [Link(offer.connection.name, offer.addresses) for offer in offers]
         missing = [chunk for chunk, mark in enumerate(self.done) if not mark]
         self._fetched_nbytes = 0
         per_source = max(1, -(-streams // len(links)))

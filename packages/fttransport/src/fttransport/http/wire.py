@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import ssl
+import sys
 from collections.abc import Callable, Iterable
 from socket import socket
 from typing import Final
 
 _MOST_BUFFERS: Final = 256
 _TLS_NBYTES: Final = 1 << 20
+_TIOCOUTQ: Final = 0x5411
 
 
 def send_all(sock: socket, parts: Iterable[memoryview | bytes]) -> None:
-    """Send buffers one after another; each call of the system must make progress in time."""
+    """Send buffers one after another; TimeoutError where the peer took nothing for a timeout."""
     views = [view for part in parts if len(view := memoryview(part))]
     at = 0
     while at < len(views):
-        if isinstance(sock, ssl.SSLSocket):
-            sent = sock.send(views[at][:_TLS_NBYTES])
-        else:
-            sent = sock.sendmsg(views[at : at + _MOST_BUFFERS])
+        queued = _queued_nbytes(sock)
+        try:
+            if isinstance(sock, ssl.SSLSocket):
+                sent = sock.send(views[at][:_TLS_NBYTES])
+            else:
+                sent = sock.sendmsg(views[at : at + _MOST_BUFFERS])
+        except TimeoutError:
+            # A socket takes more only once a third of what it holds is gone, which is megabytes.
+            if _queued_nbytes(sock) >= queued:
+                raise
+            continue
         while at < len(views) and sent >= len(views[at]):
             sent -= len(views[at])
             at += 1
         if sent:
             views[at] = views[at][sent:]
+
+
+def _queued_nbytes(sock: socket) -> int:
+    """What the system holds of a socket's bytes that the peer has not taken (Linux; else 0)."""
+    if sys.platform != "linux":
+        return 0
+    import fcntl
+
+    return int.from_bytes(fcntl.ioctl(sock.fileno(), _TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def receive_all(sock: socket, parts: Iterable[memoryview], on_bytes: Callable[[int], None]) -> None:
