@@ -13,6 +13,7 @@ from distcore.v1 import Layout
 from reshard.bounds import Bounds
 from reshard.options import Options
 from reshard.plan import ReshardPlan, plan_reshard
+from reshard.plan_cache import PlanCache
 from reshard.stats import Stats
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ __all__ = [
     "Layout",
     "Options",
     "Placed",
+    "PlanCache",
     "ReshardPlan",
     "Resharder",
     "Stats",

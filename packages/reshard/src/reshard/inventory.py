@@ -24,6 +24,7 @@ from reshard.options import Options
 from reshard.partial import Slab, gather_plan, owner_layout, slabs_of
 from reshard.placed import Own, own_of, with_reading
 from reshard.plan import ReshardPlan, plan_reshard
+from reshard.plan_cache import PlanCache
 from reshard.records import encode, exchange
 from reshard.roster import Roster, merge, wire_dtype
 from reshard.stats import sizes_of
@@ -72,6 +73,7 @@ def take_inventory(
     *,
     terms: Terms,
     hooks: Mapping[str, Hook],
+    cache: PlanCache | None,
     countdown: Countdown,
 ) -> Inventory:
     """Describe, settle and bind, as the head of `reshard.resharder` says. Collective."""
@@ -89,7 +91,7 @@ def take_inventory(
         casts = {key: value == "convert" for key, value in _casts(cast).items()}
         roster = merge(records, channel.ranks, casts=casts)
         settled = _settled(own, roster, rank)
-        plan, slabs = _planned(roster, options, nodes)
+        plan, slabs = _planned(roster, options, nodes, cache)
         if not roster.has_values:
             return Inventory(plan, Plan(), Ends(rank), has_values=False, total_nbytes=0)
         ends = Ends.of(plan, settled, slabs=slabs, hooks=hooks, rank=rank)
@@ -157,7 +159,7 @@ def _settled(own: Owns, roster: Roster, rank: int) -> Owns:
 
 
 def _planned(
-    roster: Roster, options: Options, nodes: Nodes
+    roster: Roster, options: Options, nodes: Nodes, cache: PlanCache | None
 ) -> tuple[ReshardPlan, dict[str, dict[int, Slab]]]:
     """The plan in the dtypes of the wire, and who reduces what of the partial sources."""
     src, dst = dict(roster.src.layouts), dict(roster.dst.layouts)
@@ -168,8 +170,8 @@ def _planned(
             owner_layout(layout, slabs[key], dtype) if key in slabs else _with_dtype(layout, dtype)
         )
         dst[key] = _with_dtype(dst[key], dtype)
-    aliases = roster.aliases
-    return plan_reshard(src, dst, nodes=nodes, options=options, aliases=aliases), slabs
+    plan = plan_reshard(src, dst, nodes=nodes, options=options, aliases=roster.aliases, cache=cache)
+    return plan, slabs
 
 
 def _with_dtype(layout: Layout, dtype: str) -> Layout:

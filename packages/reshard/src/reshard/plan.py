@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from reshard.cells import CellMaker
 from reshard.forms import FormReader, Forms
 from reshard.moves import Moves
 from reshard.options import Options
+from reshard.plan_cache import PlanCache
 from reshard.rounds import Pair, pairs_of, rounds_of
 from reshard.sources import FanOut, Job, choose_sources
 from reshard.stats import Stats
@@ -59,7 +61,7 @@ class ReshardPlan:
         """The global ranks of all layouts, ascending."""
         return tuple(sorted(_ranks_of(self.src.values()) | _ranks_of(self.dst.values())))
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """32 hex digits, equal for plans of equally described layouts with equal transfers."""
         told = {**self._head(), "stages": [stage.digest for stage in self.stages]}
@@ -196,6 +198,7 @@ def plan_reshard(
     nodes: Mapping[int, int] | Sequence[int] | None = None,
     options: Options | None = None,
     aliases: Mapping[str, str] | None = None,
+    cache: PlanCache | None = None,
 ) -> ReshardPlan:
     """Plan the way of every key from its source layout to its destination layout.
 
@@ -204,7 +207,8 @@ def plan_reshard(
     tied tensors, which share memory at the source and at the destination, to the key that is
     moved for them. A rank that holds an
     element already is never sent it; every other rank that needs it receives it exactly once.
-    Deterministic: equal arguments give equal plans, whatever the order of the mappings.
+    Deterministic: equal arguments give equal plans, whatever the order of the mappings. What
+    `cache` has is not planned again; a plan that is made goes into it.
 
     Raises PlanError that lists every key that does not fit.
 
@@ -217,6 +221,10 @@ def plan_reshard(
     options = Options() if options is None else options
     places = dict(nodes if isinstance(nodes, Mapping) else enumerate(nodes or ()))
     tied = dict(sorted((aliases or {}).items()))
+    if cache is not None:
+        found = cache.find(src, dst, nodes=places, options=options, aliases=tied)
+        if found is not None:
+            return found
     problems = _problems(src, dst) or _alias_problems(tied, src, dst)
     if problems:
         raise PlanError(problems)
@@ -225,7 +233,8 @@ def plan_reshard(
     moved = tuple(key for key in keys if key not in tied)
     local, jobs = _jobs(moved, src, dst)
     stages = _cheapest(moved, local, jobs, places, options)
-    return ReshardPlan(src, dst, stages, places, options, tied)
+    plan = ReshardPlan(src, dst, stages, places, options, tied)
+    return plan if cache is None else cache.keep(plan)
 
 
 def _problems(src: Mapping[str, Layout], dst: Mapping[str, Layout]) -> list[Problem]:

@@ -35,6 +35,7 @@ from reshard.inventory import Cast, take_inventory
 from reshard.missing import missing_nbytes
 from reshard.options import Options
 from reshard.plan import ReshardPlan
+from reshard.plan_cache import PlanCache
 from reshard.report import TransferReport
 from reshard.stats import Stats
 
@@ -57,8 +58,9 @@ class Resharder(AbstractContextManager["Resharder"]):
     `cast` says whether a source may be converted to its destination's dtype (`"convert"`) or not
     (`"error"`), for all tensors or by key, where `"*"` stands for the rest. `hooks` are local,
     by key. `nodes` says on which node each rank is. `max_staging_bytes` bounds the memory for
-    what is on its way; each of up to three exchanges has at least 64 KiB of it. `timeout_s`
-    bounds every call that names no timeout of its own.
+    what is on its way; each of up to three exchanges has at least 64 KiB of it. What `cache`
+    has is not planned again; it is local, as the hooks are. `timeout_s` bounds every call that
+    names no timeout of its own.
 
     Every mistake raises on every rank and names ranks and keys, before a destination has
     changed: PeerError where a rank's own tensors are wrong, DisagreementError where ranks
@@ -77,6 +79,7 @@ class Resharder(AbstractContextManager["Resharder"]):
         cast: Cast | Mapping[str, Cast] = "error",
         hooks: Mapping[str, Hook] | None = None,
         max_staging_bytes: int = DEFAULT_STAGING_NBYTES,
+        cache: PlanCache | None = None,
         timeout_s: float | None = None,
     ) -> None:
         self._opened = channel_over(group)
@@ -95,6 +98,7 @@ class Resharder(AbstractContextManager["Resharder"]):
                 self._channel,
                 terms=(options or Options(), nodes, cast, max_staging_bytes),
                 hooks=hooks or {},
+                cache=cache,
                 countdown=countdown,
             )
             self._digest = self._inventory.plan.digest
@@ -312,14 +316,23 @@ def transfer(
     cast: Cast | Mapping[str, Cast] = "error",
     hooks: Mapping[str, Hook] | None = None,
     verify: Verify | None = None,
+    cache: PlanCache | None = None,
     timeout_s: float | None = None,
 ) -> TransferReport:
     """Bring what `src` holds into `dst`, in place, on all ranks of `group`; and report.
 
     Collective. Tensors or (nested) dicts of them, None on ranks that have none; see `Resharder`,
-    which is worth having where the same tensors are carried more than once.
+    which is worth having where the same tensors are carried more than once. Where other tensors
+    of the same layouts are, a `cache` spares the planning.
     """
     with Resharder(
-        src, dst, group, options=options, cast=cast, hooks=hooks, timeout_s=timeout_s
+        src,
+        dst,
+        group,
+        options=options,
+        cast=cast,
+        hooks=hooks,
+        cache=cache,
+        timeout_s=timeout_s,
     ) as resharder:
         return resharder.run(verify=verify)

@@ -22,7 +22,16 @@ from distcore.v1 import (
     PlanError,
     Region,
 )
-from reshard import Hook, Options, Placed, Resharder, plan_reshard, simulate, transfer
+from reshard import (
+    Hook,
+    Options,
+    Placed,
+    PlanCache,
+    Resharder,
+    plan_reshard,
+    simulate,
+    transfer,
+)
 
 FULL = torch.arange(28.0).reshape(4, 7)
 ROWS = Layout.from_mesh(shape=(4, 7), dtype="float32", mesh=[0, 1], placements=["S(0)"])
@@ -594,6 +603,25 @@ def another_way_to_verify(channel: Channel) -> list[int]:
 def test_staging_stays_within_its_bound_where_runs_verify() -> None:
     for found in rank_threads(2, another_way_to_verify).values():
         assert all(0 < nbytes <= 1 << 17 for nbytes in found), found
+
+
+def planned_once(channel: Channel) -> tuple[int, int]:
+    """Other tensors of the same layouts each time; rank 1 keeps no plans."""
+    cache = PlanCache() if channel.rank != 1 else None
+    for step in range(3):
+        full = FULL + step
+        src, dst = placed(ROWS, full, channel.rank), blank(COLUMNS, full, channel.rank)
+        if step < 2:
+            transfer({"w": src}, {"w": dst}, channel, cache=cache)
+        else:
+            with Resharder({"w": src}, {"w": dst}, channel, cache=cache) as resharder:
+                assert resharder.run().version == 1
+        assert same(dst.data, part(COLUMNS, full, channel.rank))
+    return (0, 0) if cache is None else (cache.hits, cache.misses)
+
+
+def test_layouts_that_come_again_are_planned_once() -> None:
+    assert set(rank_threads(4, planned_once).values()) == {(2, 1), (0, 0)}
 
 
 def failing_in_background(channel: Channel) -> bool:
