@@ -6,7 +6,9 @@ is given up, and what it was to bring is fetched from the others.
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -20,6 +22,7 @@ from fttransport.offers import Offer
 from fttransport.security import Security
 
 _TICK_S = 0.1
+_PAUSE_S = 0.02
 
 
 class Memory(Protocol):
@@ -137,10 +140,13 @@ class Fetch:
     def fetch(self, board: Board, run: Run, connection: Connection) -> None:
         """Fetch a run over a connection, verifying and marking chunk by chunk."""
         start, stop = self._manifest.chunk(run.start)[0], self._manifest.chunk(run.stop - 1)[1]
-        head = connection.ask(
-            f"{self._manifest.step}/data",
-            [("If-Match", f'"{self.content_id}"'), ("Range", f"bytes={start}-{stop - 1}")],
-        )
+        wanted = [("If-Match", f'"{self.content_id}"'), ("Range", f"bytes={start}-{stop - 1}")]
+        head = connection.ask(f"{self._manifest.step}/data", wanted)
+        while head.status == 503 and head.retry_s:
+            # The source is well, and has as many readers as it lets in.
+            error = connection.error_of(head)
+            self._pause(board, run, error, head.retry_s)
+            head = connection.ask(f"{self._manifest.step}/data", wanted)
         if head.status != 206:
             raise connection.error_of(head)
         if head.nbytes != stop - start:
@@ -158,6 +164,15 @@ class Fetch:
                 raise IntegrityError(f"{connection.name} sent wrong bytes in chunk {chunk}")
             self.done[chunk] = 1
             board.progress(run)
+
+    def _pause(self, board: Board, run: Run, error: TransportError, retry_s: float) -> None:
+        """Wait until a source may be asked again; raises `error` where nobody wants that then."""
+        # Those who were told together do not come again together.
+        until = time.monotonic() + retry_s * random.uniform(0.02, 1)
+        while time.monotonic() < until:
+            if not board.still_wants(run):
+                raise error
+            time.sleep(min(_PAUSE_S, self._clock.left_s()))
 
     def _is_right(self, chunk: int) -> bool:
         if self._digester is None:

@@ -27,6 +27,7 @@ from fttransport.security import Security
 # What is read with a head and belongs to the body has to be copied.
 _HEAD_NBYTES: Final = 4096
 _TEXT_NBYTES: Final = 4096
+_MAX_RETRY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,12 @@ class Head:
     reason: str
     headers: dict[bytes, bytes]
     nbytes: int
+
+    @property
+    def retry_s(self) -> float:
+        """After how many seconds to ask again; 0 where the answer does not say."""
+        said = self.headers.get(b"retry-after", b"")
+        return min(float(said), _MAX_RETRY_S) if said.isdigit() else 0.0
 
 
 class Connection:
