@@ -213,6 +213,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(requires=["wheels"])
+def soak(session: nox.Session) -> None:
+    """Save, load, sync, heal and kill for 20 minutes, or `-- --minutes 2`; fail on growth."""
+    session.install(*(wheel(package) for package in PACKAGES))
+    session.run("python", "-I", "tests/soak/soak.py", *session.posargs)
+
+
+@nox.session(requires=["wheels"])
 def demo(session: nox.Session) -> None:
     """Run the main jobs on real weights; `-- --ranks N --model DIR --steps N` are passed on."""
     session.install(*(wheel(package) for package in PACKAGES), *group("demo"))
