@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, namedtuple
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import inf, isnan
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fttransport.codec import MAX_DEPTH, Codec
+from fttransport.codec import MAX_DEPTH, Codec, Paths, walk
 from fttransport.errors import CodecRefused, IntegrityError
 
 Point = namedtuple("Point", ["x", "y"])  # noqa: PYI024 - the plain form is what is tested
@@ -34,12 +35,16 @@ def there_and_back(tree: object, codec: Codec | None = None) -> Any:
     codec = codec or Codec()
     tensors: list[Tensor] = []
 
-    def keep(tensor: Tensor, path: str) -> int:
-        tensors.append(tensor)
-        return len(tensors) - 1
+    def keep(more: Sequence[Tensor]) -> list[int]:
+        tensors.extend(more)
+        return list(range(len(tensors) - len(more), len(tensors)))
 
     text = json.dumps(codec.encode(tree, keep), allow_nan=False)
-    return codec.decode(json.loads(text), lambda number, path: tensors[number])
+    return codec.decode(json.loads(text), lambda numbers, paths: [tensors[i] for i in numbers])
+
+
+def no_tensors(numbers: list[Any], paths: Paths) -> list[Tensor]:
+    return [torch.zeros(0)] * len(numbers)
 
 
 @pytest.mark.parametrize(
@@ -75,16 +80,34 @@ def test_a_nan_comes_back() -> None:
     assert isnan(there_and_back({"loss": float("nan")})["loss"])
 
 
-def test_tensors_are_numbered_in_order_with_their_key_paths() -> None:
-    seen = []
-    first, second = torch.zeros(1), torch.ones(1)
+def test_tensors_are_found_in_order_with_their_key_paths() -> None:
+    one, two, three = torch.zeros(1), torch.ones(1), torch.ones(2)
+    tree = {"user": {"w": one, "b": two}, "more": [three], "mixed": {"n": 1, 2: one}}
+    node = Codec().encode(tree, lambda tensors: [len(t) + 10 * int(t[0]) for t in tensors])
+    seen: list[tuple[int, str]] = []
 
-    def keep(tensor: Tensor, path: str) -> int:
-        seen.append(path)
-        return len(seen) - 1
+    def find(numbers: list[Any], paths: Paths) -> list[Tensor]:
+        seen.extend(zip(numbers, paths(), strict=True))
+        return [one] * len(numbers)
 
-    Codec().encode({"user": {"w": first}, "more": [second]}, keep)
-    assert seen == ["['user']['w']", "['more'][0]"]
+    Codec().decode(node, find)
+    assert seen == [
+        (1, "['user']['w']"),
+        (11, "['user']['b']"),
+        (12, "['more'][0]"),
+        (1, "['mixed'][2]"),
+    ]
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_a_dict_of_tensors_travels_as_columns(kind: type[dict[str, Tensor]]) -> None:
+    tree = kind((name, torch.zeros(i)) for i, name in enumerate("zab"))
+    node = Codec().encode(tree, lambda tensors: [len(tensor) for tensor in tensors])
+    assert node == {"dx" if kind is dict else "odx": [["z", "a", "b"], [0, 1, 2]]}
+    found = there_and_back(tree)
+    assert type(found) is kind
+    assert list(found) == ["z", "a", "b"]
+    assert found["b"] is tree["b"]
 
 
 def test_registered_types_come_back_without_their_constructor() -> None:
@@ -100,9 +123,9 @@ def test_anything_else_is_refused_with_its_key_path(value: object) -> None:
 
 
 def test_a_type_that_only_the_source_registered_is_refused() -> None:
-    node = Codec(types=[Color]).encode(Color.RED, lambda tensor, path: 0)
+    node = Codec(types=[Color]).encode(Color.RED, lambda tensors: [])
     with pytest.raises(CodecRefused, match="not registered"):
-        Codec().decode(node, lambda number, path: torch.zeros(0))
+        Codec().decode(node, no_tensors)
 
 
 def test_too_deep_a_tree_is_refused() -> None:
@@ -119,6 +142,12 @@ def test_too_deep_a_tree_is_refused() -> None:
         {"unknown": 1},
         {"d": 3},
         {"d": [[1]]},
+        {"dx": 3},
+        {"dx": [["a"], [0], [0]]},
+        {"dx": [["a"], [0, 1]]},
+        {"dx": [["a", 1], [0, 1]]},
+        {"dx": ["a", [0]]},
+        {"odx": [[["a"]], [0]]},
         {"d": [[["list", "key"], 1]]},
         {"t": 1, "d": []},
         {"dtype": "ones"},
@@ -130,17 +159,31 @@ def test_too_deep_a_tree_is_refused() -> None:
 )
 def test_malformed_data_are_an_integrity_error(node: object) -> None:
     with pytest.raises((IntegrityError, RuntimeError)):
-        Codec().decode(node, lambda number, path: torch.zeros(0))
+        Codec().decode(node, no_tensors)
 
 
 def test_a_pickle_is_not_opened() -> None:
     with pytest.raises(CodecRefused, match="pickle"):
-        Codec().decode({"p": "gASVAAAA"}, lambda number, path: torch.zeros(0))
+        Codec().decode({"p": "gASVAAAA"}, no_tensors)
 
 
 def test_a_name_of_a_function_makes_a_plain_namedtuple() -> None:
-    made: Any = Codec().decode(
-        {"nt": ["os:system", ["x"], [1]]}, lambda number, path: torch.zeros(0)
-    )
+    made: Any = Codec().decode({"nt": ["os:system", ["x"], [1]]}, no_tensors)
     assert made.x == 1
     assert type(made).__name__ == "system"
+
+
+def test_walking_a_tree_finds_every_tensor_with_its_key_path() -> None:
+    @dataclass
+    class Pair:
+        first: object
+        second: object
+
+    one, two = torch.zeros(1), torch.zeros(2)
+    tree = {"a": [one, {"b": two}], "p": Pair(two, 3), 4: (None, one)}
+    assert walk(tree) == [
+        ("['a'][0]", one),
+        ("['a'][1]['b']", two),
+        ("['p'].first", two),
+        ("[4][1]", one),
+    ]

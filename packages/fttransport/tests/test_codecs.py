@@ -45,9 +45,9 @@ def test_a_receiver_that_did_not_choose_it_opens_nothing(http: Make) -> None:
 
 def test_what_even_pickle_does_not_take_is_named() -> None:
     with pytest.raises(CodecRefused, match=r"state\['f'\]"):
-        PickleCodec().encode({"f": lambda: 0}, lambda tensor, path: 0)
+        PickleCodec().encode({"f": lambda: 0}, lambda tensors: [])
 
 
 def test_a_spoiled_pickle_is_an_integrity_error() -> None:
     with pytest.raises(IntegrityError, match="pickle"):
-        PickleCodec().decode({"p": "AAAA"}, lambda number, path: torch.zeros(0))
+        PickleCodec().decode({"p": "AAAA"}, lambda numbers, paths: [])

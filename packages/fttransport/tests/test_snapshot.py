@@ -225,3 +225,50 @@ def test_many_chunks_and_empty_states() -> None:
     assert torch.equal(put(snapshot)["w"], state["w"])
     assert put(snapshot_of({"b": torch.empty(0)}))["b"].shape == (0,)
     assert put(snapshot_of({})) == {}
+
+
+def test_small_tensors_that_come_back_are_tensors_of_their_own() -> None:
+    """Autograd sees no change of one where another is changed, and none is a view."""
+    state = {"a": torch.ones(2), "b": torch.ones(2, 2), "s": torch.tensor(3.0)}
+    found = put(snapshot_of(state))
+    loss = (found["a"].requires_grad_() * found["s"]).sum()
+    found["b"].add_(1)
+    loss.backward()
+    assert found["a"].grad.tolist() == [3, 3]
+    assert found["b"].tolist() == [[2, 2], [2, 2]]
+    assert not any(tensor._is_view() for tensor in found.values())
+
+
+def test_small_tensors_go_in_place_where_there_is_one_and_are_made_where_not() -> None:
+    state = {f"w{i}": torch.full((i % 3 + 1,), float(i)) for i in range(20)}
+    own = {name: torch.zeros_like(w) for name, w in state.items() if name != "w7"}
+    own["w8"] = torch.zeros(3, 4)[:, 1]
+    found = put(snapshot_of(state), own)
+    assert all(torch.equal(found[name], w) for name, w in state.items())
+    assert all(found[name] is tensor for name, tensor in own.items())
+
+
+def test_memory_shared_here_and_apart_in_one_block_of_the_source_is_refused() -> None:
+    flat = torch.zeros(3)
+    state = {"a": torch.ones(2), "b": torch.ones(2)}
+    with pytest.raises(LayoutMismatch, match=r"\['a'\] and state\['b'\] share memory here"):
+        put(snapshot_of(state), {"a": flat[:2], "b": flat[1:]})
+    both = torch.ones(3)
+    put(snapshot_of({"a": both[:2], "b": both[1:]}), {"a": flat[:2], "b": flat[1:]})
+    assert flat.tolist() == [1, 1, 1]
+
+
+def test_what_differs_between_small_tensors_is_kept() -> None:
+    state = {
+        "p": torch.nn.Parameter(torch.ones(2)),
+        "frozen": torch.nn.Parameter(torch.ones(2), requires_grad=False),
+        "grad": torch.ones(2, requires_grad=True),
+        "plain": torch.ones(2),
+        "half": torch.ones(2, dtype=torch.bfloat16),
+    }
+    found = put(snapshot_of(state))
+    for name, tensor in state.items():
+        assert type(found[name]) is type(tensor)
+        assert found[name].requires_grad == tensor.requires_grad
+        assert found[name].dtype is tensor.dtype
+        assert torch.equal(found[name], tensor)

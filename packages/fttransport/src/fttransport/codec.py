@@ -1,8 +1,9 @@
 """Codec: a tree of values as JSON data, and back, without running any code from it.
 
 A node of the data is null, true, false, an int, a finite float or a string for itself, a list for
-a list, and otherwise an object with one member whose name says the kind. Anything that has no
-kind here is refused with its key path.
+a list, and otherwise an object with one member whose name says the kind. A dict of strings and
+tensors, of which large states mostly consist, is two columns. Anything that has no kind here is
+refused with its key path.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import dataclasses
 import math
 import sys
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import ModuleType
 from typing import Any, Final, TypeAlias, cast
@@ -24,6 +25,13 @@ from fttransport.errors import CodecRefused, IntegrityError
 
 Node: TypeAlias = Any
 """JSON data."""
+
+Keep: TypeAlias = Callable[[Sequence[Tensor]], list[int]]
+"""Is told of tensors in the order of the tree, and numbers them."""
+Paths: TypeAlias = Callable[[], list[str]]
+Find: TypeAlias = Callable[[list[Any], Paths], Sequence[Tensor]]
+"""Gives the tensors of numbers, and may ask at which key paths they stand. The numbers come from
+outside: a ValueError or TypeError where there is none of that number."""
 
 MAX_DEPTH: Final = 100
 _DTYPES: Final = {str(v)[6:]: v for v in vars(torch).values() if isinstance(v, torch.dtype)}
@@ -43,18 +51,18 @@ class Codec:
                 raise TypeError(f"{kind!r} is neither a dataclass nor an enum")
             self._types[_name_of(kind)] = kind
 
-    def encode(self, tree: object, keep: Callable[[Tensor, str], int]) -> Node:
-        """The data of a tree; `keep` is told of every tensor and its key path, and numbers it."""
+    def encode(self, tree: object, keep: Keep) -> Node:
+        """The data of a tree, whose tensors `keep` numbers."""
         return _Encoder(self, keep).node(tree, "", 0)
 
-    def decode(self, node: Node, tensor: Callable[[int, str], Tensor]) -> object:
-        """The tree of the data; `tensor` gives the tensor of a number at a key path.
+    def decode(self, node: Node, find: Find) -> object:
+        """The tree of the data, for whose tensors `find` is asked in the order of the tree.
 
         IntegrityError where the data are not what `encode` makes, CodecRefused where they name
         a type that is not among `types`.
         """
         try:
-            return _Decoder(self, tensor).value(node, "", 0)
+            return _Decoder(self, find).value(node, "", 0)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, CodecRefused):
                 raise
@@ -90,19 +98,33 @@ def step_into(path: str, key: object) -> str:
     return f"{path}[{key!r}]"
 
 
-def walk(tree: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
+def step_into_each(path: str, keys: Iterable[object]) -> list[str]:
+    """The key paths of children."""
+    return [f"{path}[{key!r}]" for key in keys]
+
+
+def walk(tree: object) -> list[tuple[str, Tensor]]:
     """Every tensor of a tree with its key path; values that hold no tensors are passed over."""
+    found: list[tuple[str, Tensor]] = []
+    _walk(tree, "", found)
+    return found
+
+
+def _walk(tree: object, path: str, found: list[tuple[str, Tensor]]) -> None:
     if isinstance(tree, Tensor):
-        yield path, tree
+        found.append((path, tree))
     elif isinstance(tree, Mapping):
         for key, value in tree.items():
-            yield from walk(value, step_into(path, key))
+            if isinstance(value, Tensor):
+                found.append((f"{path}[{key!r}]", value))
+            else:
+                _walk(value, step_into(path, key), found)
     elif isinstance(tree, list | tuple):
         for index, value in enumerate(tree):
-            yield from walk(value, step_into(path, index))
+            _walk(value, step_into(path, index), found)
     elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         for field in dataclasses.fields(tree):
-            yield from walk(getattr(tree, field.name), f"{path}.{field.name}")
+            _walk(getattr(tree, field.name), f"{path}.{field.name}", found)
 
 
 def _name_of(kind: type) -> str:
@@ -110,7 +132,7 @@ def _name_of(kind: type) -> str:
 
 
 class _Encoder:
-    def __init__(self, codec: Codec, keep: Callable[[Tensor, str], int]) -> None:
+    def __init__(self, codec: Codec, keep: Keep) -> None:
         self._codec = codec
         self._keep = keep
 
@@ -121,11 +143,15 @@ class _Encoder:
         if value is None or kind in (bool, int, str):
             return value
         if isinstance(value, Tensor):
-            return {"x": self._keep(value, path)}
+            return {"x": self._keep([value])[0]}
         if kind is list:
             return self._nodes(cast("list[object]", value), path, depth)
         if kind is dict or kind is OrderedDict:
-            return {"d" if kind is dict else "od": self._items(value, path, depth)}
+            ordered = "o" if kind is OrderedDict else ""
+            columns = self._columns(cast("dict[object, object]", value))
+            if columns is not None:
+                return {f"{ordered}dx": columns}
+            return {f"{ordered}d": self._items(value, path, depth)}
         found = self._leaf(value)
         return self._rare(value, path, depth) if found is None else found
 
@@ -168,6 +194,15 @@ class _Encoder:
             for index, value in enumerate(values)
         ]
 
+    def _columns(self, value: dict[object, object]) -> list[Node] | None:
+        """The keys and the numbers of a dict of strings and tensors; None for another."""
+        tensors = list(value.values())
+        if not tensors or set(map(type, value)) != {str}:
+            return None
+        if not all(issubclass(kind, Tensor) for kind in set(map(type, tensors))):
+            return None
+        return [list(value), self._keep(cast("list[Tensor]", tensors))]
+
     def _items(self, value: object, path: str, depth: int) -> list[Node]:
         rows = []
         for key, child in cast("dict[object, object]", value).items():
@@ -177,11 +212,13 @@ class _Encoder:
 
 
 class _Decoder:
-    def __init__(self, codec: Codec, tensor: Callable[[int, str], Tensor]) -> None:
+    def __init__(self, codec: Codec, find: Find) -> None:
         self._codec = codec
-        self._tensor = tensor
+        self._find = find
         self._kinds: dict[str, Callable[[Any, str, int], object]] = {
-            "x": lambda data, path, depth: self._tensor(data, path),
+            "x": lambda data, path, depth: self._find([data], lambda: [path])[0],
+            "dx": lambda data, path, depth: dict(self._columns(data, path)),
+            "odx": lambda data, path, depth: OrderedDict(self._columns(data, path)),
             "d": lambda data, path, depth: dict(self._items(data, path, depth)),
             "od": lambda data, path, depth: OrderedDict(self._items(data, path, depth)),
             "t": lambda data, path, depth: tuple(self._values(data, path, depth)),
@@ -211,6 +248,12 @@ class _Decoder:
             self.value(node, step_into(path, index), depth + 1)
             for index, node in enumerate(_listed(nodes))
         ]
+
+    def _columns(self, data: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+        keys, numbers = map(_listed, data)
+        if not set(map(type, keys)) <= {str} or len(keys) != len(numbers):
+            raise ValueError("a dict of tensors whose keys and numbers do not match")
+        return zip(keys, self._find(numbers, lambda: step_into_each(path, keys)), strict=True)
 
     def _items(self, rows: list[Node], path: str, depth: int) -> Iterator[tuple[Any, object]]:
         for key_node, child in _listed(rows):

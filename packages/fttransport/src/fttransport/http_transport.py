@@ -43,8 +43,8 @@ class HTTPTransport(CheckpointTransport[T]):
             what was bound, or the host's name.
         codec: `"safe"`; `"pickle"` also sends, and opens, what else is in a tree, which runs code
             that comes from the source; or a `Codec` with registered types.
-        snapshot: `"alias"` reads CPU tensors where they are, so the state stays unchanged until
-            `disallow_checkpoint` has returned; `"copy"` copies them first.
+        snapshot: `"alias"` reads CPU tensors where they are, but for small ones, so the state stays
+            unchanged until `disallow_checkpoint` has returned; `"copy"` copies them first.
         verify: how chunks are digested, `"xxh3"`, `"blake2b"` or None.
         max_readers: how many requests are answered at once.
         serve_received: after a receive, serve that step to others under the own metadata.

@@ -7,43 +7,22 @@ The content id is the digest of the description, which has the digest of every c
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from distcore.v1 import ITEMSIZES
 from fttransport.codec import Node
 from fttransport.collector import collector_paused
 from fttransport.digests import ALGORITHMS, HEX_LENGTH, KEYED, Digester
 from fttransport.errors import AuthError, IntegrityError
-from fttransport.memory import contiguous_stride
+from fttransport.table import MAX_NBYTES, TensorTable, natural, naturals
 
 FORMAT: Final = 1
 CHUNK_NBYTES: Final = 4 << 20
 MAX_MANIFEST_NBYTES: Final = 1 << 28
 PARAMETER: Final = 1
 REQUIRES_GRAD: Final = 2
-_MAX_NBYTES: Final = 1 << 62
-
-
-class Entry(NamedTuple):
-    """One tensor: `offset` bytes into block number `block` (-1 without elements).
-
-    `stride` counts elements. `flags` adds PARAMETER and REQUIRES_GRAD. `layout` is None, or for a
-    DTensor the description of its layout and the source's rank in it; the rest then describes the
-    source's own part.
-    """
-
-    block: int
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: str
-    flags: int
-    layout: Mapping[str, object] | None
 
 
 @dataclass(frozen=True)
@@ -56,7 +35,7 @@ class Manifest:
 
     step: int
     tree: Node
-    tensors: tuple[Entry, ...]
+    tensors: TensorTable
     blocks: tuple[int, ...]
     chunk_nbytes: int
     algorithm: str | None
@@ -93,10 +72,7 @@ class Manifest:
             "format": FORMAT,
             "step": self.step,
             "tree": self.tree,
-            "tensors": [
-                [e.block, e.offset, e.shape, _short_stride(e), e.dtype, e.flags, e.layout]
-                for e in self.tensors
-            ],
+            "tensors": self.tensors.to_json(),
             "blocks": self.blocks,
             "chunk_nbytes": self.chunk_nbytes,
             "algorithm": self.algorithm,
@@ -148,25 +124,23 @@ def digester_of(manifest: Manifest, key: bytes) -> Digester | None:
     return None if manifest.algorithm is None else Digester(manifest.algorithm, key)
 
 
-def _short_stride(entry: Entry) -> tuple[int, ...] | None:
-    return None if entry.stride == contiguous_stride(entry.shape) else entry.stride
-
-
 def _checked(table: dict[str, Any]) -> Manifest:
-    blocks = _naturals(table["blocks"])
-    if sum(blocks) > _MAX_NBYTES:
+    blocks = naturals(table["blocks"])
+    if sum(blocks) > MAX_NBYTES:
         raise ValueError("more bytes than any memory has")
-    algorithm = table["algorithm"]
+    algorithm, digests = table["algorithm"], table["digests"]
+    if not isinstance(digests, list):
+        raise TypeError("the digests are no list")
     if algorithm is not None and algorithm not in ALGORITHMS:
         raise ValueError(f"unknown algorithm {algorithm!r}")
     manifest = Manifest(
-        step=_natural(table["step"], low=-_MAX_NBYTES),
+        step=natural(table["step"], low=-MAX_NBYTES),
         tree=table["tree"],
-        tensors=tuple(_entry(row, blocks) for row in _rows(table["tensors"])),
+        tensors=TensorTable.from_json(table["tensors"], blocks),
         blocks=blocks,
-        chunk_nbytes=_natural(table["chunk_nbytes"], low=1024),
+        chunk_nbytes=natural(table["chunk_nbytes"], low=1024),
         algorithm=algorithm,
-        digests=tuple(_rows(table["digests"])),
+        digests=tuple(digests),
         nonce=str(table["nonce"]),
     )
     expected = 0 if algorithm is None else manifest.num_chunks
@@ -175,43 +149,3 @@ def _checked(table: dict[str, Any]) -> Manifest:
     if any(not isinstance(d, str) or len(d) != HEX_LENGTH for d in manifest.digests):
         raise ValueError("a digest is not 32 hex digits")
     return manifest
-
-
-def _entry(row: Any, blocks: tuple[int, ...]) -> Entry:
-    block, offset, raw_shape, raw_stride, dtype, flags, layout = row
-    shape = _naturals(raw_shape)
-    stride = contiguous_stride(shape) if raw_stride is None else _naturals(raw_stride)
-    size = ITEMSIZES[dtype]
-    if len(stride) != len(shape) or len(shape) > 64:
-        raise ValueError(f"shape {shape} with strides {stride}")
-    if layout is not None and not isinstance(layout, dict):
-        raise TypeError("a layout is not an object")
-    if _natural(block, low=-1) < 0:
-        if prod(shape):
-            raise ValueError(f"a tensor of shape {shape} without bytes")
-    elif block >= len(blocks):
-        raise ValueError(f"block {block} of {len(blocks)}")
-    else:
-        last = sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-        end = _natural(offset) + (last + 1) * size
-        if offset % size or not all(shape) or end > blocks[block]:
-            raise ValueError(f"a tensor of shape {shape} does not lie in its block")
-        if prod(shape) > _MAX_NBYTES:
-            raise ValueError(f"shape {shape} is too large")
-    return Entry(block, offset, shape, stride, dtype, _natural(flags), layout)
-
-
-def _rows(data: object) -> list[Any]:
-    if not isinstance(data, list):
-        raise TypeError(f"expected a list, got {type(data).__name__}")
-    return data
-
-
-def _naturals(data: object) -> tuple[int, ...]:
-    return tuple(map(_natural, _rows(data)))
-
-
-def _natural(value: object, low: int = 0) -> int:
-    if type(value) is not int or not low <= value <= _MAX_NBYTES:
-        raise ValueError(f"{value!r} is not a number from {low}")
-    return value

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -25,6 +29,58 @@ def used_span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (int(last) + 1) * itemsize
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Of each of some tensors the address of its first element and the bytes that it spans.
+
+    `contiguous` tells of each whether it is row-major without gaps.
+    """
+
+    start: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+    contiguous: list[bool]
+    devices: list[torch.device]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> Spans:
+        """The spans of strided tensors."""
+        start = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
+        nbytes = np.fromiter(map(attrgetter("nbytes"), tensors), np.int64, len(tensors))
+        contiguous = list(map(Tensor.is_contiguous, tensors))
+        if not all(contiguous):
+            for index, is_contiguous in enumerate(contiguous):
+                if not is_contiguous:
+                    begin, end = used_span(tensors[index])
+                    nbytes[index] = end - begin
+        return cls(start, nbytes, contiguous, [tensor.device for tensor in tensors])
+
+    def overlapping(self) -> tuple[list[int], list[list[int]]]:
+        """Which tensors share no byte with another, and the groups of those that may.
+
+        Tensors without bytes are in neither. Both are ordered by address.
+        """
+        alone: list[int] = []
+        groups: list[list[int]] = []
+        for where in self._by_device():
+            order = where[np.argsort(self.start[where], kind="stable")]
+            order = order[self.nbytes[order] > 0]
+            reach = np.maximum.accumulate(self.start[order] + self.nbytes[order])
+            first = np.flatnonzero(np.r_[True, self.start[order[1:]] >= reach[:-1]])
+            sizes = np.diff(np.r_[first, len(order)])
+            alone += order[first[sizes == 1]].tolist()
+            for begin, size in zip(first[sizes > 1], sizes[sizes > 1], strict=True):
+                groups.append(order[begin : begin + size].tolist())
+        return alone, groups
+
+    def _by_device(self) -> Iterator[NDArray[np.int64]]:
+        kinds = dict.fromkeys(self.devices)
+        for device in kinds:
+            if len(kinds) == 1:
+                yield np.arange(len(self.devices))
+            else:
+                yield np.array([i for i, one in enumerate(self.devices) if one == device])
+
+
 def storage_bytes(tensor: Tensor, start: int, stop: int) -> Tensor:
     """Bytes `start` to `stop` of a tensor's storage, as a flat uint8 tensor that shares them."""
     raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
@@ -41,6 +97,11 @@ def view_bytes(
     made = torch.empty(0, dtype=dtype, device=block.device)
     at = offset // made.element_size()
     return made.set_(block.untyped_storage(), at, tuple(shape), tuple(stride))
+
+
+def new_bytes(nbytes: int) -> Tensor:
+    """A flat CPU uint8 tensor of undefined bytes."""
+    return torch.empty(nbytes, dtype=torch.uint8)
 
 
 def buffer_of(block: Tensor) -> memoryview:

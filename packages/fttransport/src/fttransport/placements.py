@@ -11,7 +11,7 @@ from torch import Tensor
 from distcore.v1 import Layout, PlanError, describe_layout, layout_from
 from distcore.v1.runtime import dtype_name, is_dtensor, layout_of
 from fttransport.errors import LayoutMismatch
-from fttransport.manifest import Entry
+from fttransport.table import Entry
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh  # noqa: TID251 - a type

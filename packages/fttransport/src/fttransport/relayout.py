@@ -7,7 +7,7 @@ receiver's is written before everything has come.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, cast
@@ -17,13 +17,14 @@ from torch import Tensor
 
 from distcore.v1 import Layout, Piece, Plan, PlanError, Region, Resharder, Transfer, providers
 from distcore.v1.runtime import is_dtensor, layout_of, torch_dtype
-from fttransport.codec import Codec, walk
+from fttransport.codec import Codec, Paths, walk
 from fttransport.digests import Digester
 from fttransport.errors import LayoutMismatch
-from fttransport.manifest import Entry, Manifest
+from fttransport.manifest import Manifest
 from fttransport.memory import buffer_of, contiguous_stride
 from fttransport.placements import source_layout
 from fttransport.snapshot import local_part
+from fttransport.table import Entry
 
 
 class ChunkStream:
@@ -66,9 +67,10 @@ class Origin:
         entries: dict[str, Entry] = {}
         nothing = torch.empty(0)
 
-        def note(number: int, path: str) -> Tensor:
-            entries[path] = manifest.tensors[number]
-            return nothing
+        def note(numbers: list[Any], paths: Paths) -> Sequence[Tensor]:
+            for number, path in zip(manifest.tensors.numbers(numbers), paths(), strict=True):
+                entries[path] = manifest.tensors[number]
+            return [nothing] * len(numbers)
 
         codec.decode(manifest.tree, note)
         ranks = {source_layout(e)[1] for e in entries.values() if e.layout is not None} or {0}
@@ -124,7 +126,10 @@ class Relayout:
                         into = local[_slices(common, here.region, here.place)]
                         into.copy_(staged[_slices(common, transfer.region)])
 
-        return self._codec.decode(self._first.manifest.tree, lambda n, path: self._targets[path])
+        return self._codec.decode(
+            self._first.manifest.tree,
+            lambda numbers, paths: [self._targets[path] for path in paths()],
+        )
 
     def _planned(self) -> Plan:
         found = providers("resharder")

@@ -1,23 +1,27 @@
 """Snapshot: a state of one step, staged to be read: its manifest and its bytes.
 
-An alias snapshot shares the memory of CPU tensors; whoever sends it keeps the state unchanged
-until the snapshot is no longer read. Tensors of a device are always copied to the CPU.
+An alias snapshot shares the memory of CPU tensors, but for small ones; whoever sends it keeps the
+state unchanged until the snapshot is no longer read. Tensors of a device are always copied to the
+CPU.
 """
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from distcore.v1 import PlanError
 from distcore.v1.runtime import dtype_name, is_dtensor
-from fttransport.blocks import find_blocks, on_host
-from fttransport.codec import Codec
+from fttransport.blocks import Blocks, find_blocks, on_host
+from fttransport.codec import Codec, walk
 from fttransport.collector import collector_paused
 from fttransport.digests import Digester
 from fttransport.errors import CodecRefused
@@ -25,19 +29,21 @@ from fttransport.manifest import (
     CHUNK_NBYTES,
     PARAMETER,
     REQUIRES_GRAD,
-    Entry,
     Manifest,
     content_id,
 )
+from fttransport.memory import contiguous_stride
 from fttransport.placements import note_layout
 from fttransport.stream import Stream
+from fttransport.table import Form, TensorTable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch.distributed.tensor import DTensor  # noqa: TID251 - a type
 
 Staging = Literal["alias", "copy"]
+
+PLAIN: Final = {Tensor, Parameter}
+"""The types of tensors that are nothing but their bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +93,15 @@ def _taken(
     staging: Staging,
     chunk_nbytes: int,
 ) -> Snapshot:
-    kept = _Kept(codec)
+    kept = _Kept()
     node = codec.encode(tree, kept.keep)
-    blocks, places = find_blocks(kept.locals)
-    stream = Stream(on_host(blocks, copied=staging == "copy"))
-    entries = tuple(
-        Entry(place.block, place.offset, tuple(local.shape), place.stride, dtype, flags, layout)
-        for place, local, (dtype, flags, layout) in zip(
-            places, kept.locals, kept.notes, strict=True
-        )
-    )
+    parts, layouts = _parts(tree, kept.tensors)
+    found = find_blocks(parts)
+    stream = Stream(on_host(found.blocks, copied=staging == "copy"))
     bare = Manifest(
         step=step,
         tree=node,
-        tensors=entries,
+        tensors=_table(kept.tensors, parts, layouts, found),
         blocks=tuple(block.numel() for block in stream.blocks),
         chunk_nbytes=chunk_nbytes,
         algorithm=None,
@@ -114,58 +115,103 @@ def _digested(bare: Manifest, stream: Stream, digester: Digester | None) -> Mani
     if digester is None:
         return bare
     found = tuple(stream.digest(bare, i, digester) for i in range(bare.num_chunks))
-    return Manifest(
-        step=bare.step,
-        tree=bare.tree,
-        tensors=bare.tensors,
-        blocks=bare.blocks,
-        chunk_nbytes=bare.chunk_nbytes,
-        algorithm=digester.algorithm,
-        digests=found,
-        nonce=bare.nonce,
-    )
+    return replace(bare, algorithm=digester.algorithm, digests=found)
 
 
 class _Kept:
-    """The tensors of a tree, each object once, with what is noted of each."""
+    """The tensors of a tree, each object once. They stay alive, so that an id is of one alone."""
 
-    def __init__(self, codec: Codec) -> None:
-        self.locals: list[Tensor] = []
-        self.notes: list[tuple[str, int, Mapping[str, object] | None]] = []
-        self._codec = codec
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
         self._numbers: dict[int, int] = {}
-        # An id is only good while its object lives.
-        self._alive: list[Tensor] = []
 
-    def keep(self, tensor: Tensor, path: str) -> int:
-        number = self._numbers.get(id(tensor))
-        if number is None:
-            local, note = _described(tensor, path)
-            number = self._numbers[id(tensor)] = len(self.locals)
-            self.locals.append(local)
-            self.notes.append(note)
-            self._alive.append(tensor)
-        return number
+    def keep(self, tensors: Sequence[Tensor]) -> list[int]:
+        """The numbers of tensors; new ones are added."""
+        numbers = []
+        for tensor in tensors:
+            number = self._numbers.setdefault(id(tensor), len(self.tensors))
+            if number == len(self.tensors):
+                self.tensors.append(tensor)
+            numbers.append(number)
+        return numbers
 
 
-def _described(
-    tensor: Tensor, path: str
-) -> tuple[Tensor, tuple[str, int, Mapping[str, object] | None]]:
-    layout = None
-    local = tensor.detach()
-    flags = REQUIRES_GRAD if tensor.requires_grad else 0
-    if is_dtensor(tensor):
-        layout = _layout_note(tensor, path)
-        local = local_part(tensor)
-    elif type(tensor) is torch.nn.Parameter:
-        flags |= PARAMETER
-    elif type(tensor) is not Tensor:
-        raise CodecRefused(f"state{path}: tensors of type {type(tensor).__qualname__} are not sent")
-    if local.layout is not torch.strided or local.is_quantized or local.device.type == "meta":
-        kind = "quantized" if local.is_quantized else f"{local.layout} on {local.device}"
-        raise CodecRefused(f"state{path}: a tensor that is {kind} is not sent")
-    plain = local.resolve_conj().resolve_neg()
-    return plain, (dtype_name(plain.dtype), flags, layout)
+def _parts(
+    tree: object, tensors: Sequence[Tensor]
+) -> tuple[list[Tensor], dict[int, Mapping[str, object]]]:
+    """Of each tensor the caller's own part as plain bytes, and the layouts of the DTensors.
+
+    CodecRefused for the first that has no plain bytes.
+    """
+    parts = list(tensors)
+    layouts: dict[int, Mapping[str, object]] = {}
+    if not set(map(type, tensors)) <= PLAIN:
+        for number, tensor in enumerate(tensors):
+            if is_dtensor(tensor):
+                layouts[number] = _layout_note(tensor, tree)
+                parts[number] = local_part(tensor)
+            elif type(tensor) not in PLAIN:
+                kind = type(tensor).__qualname__
+                raise CodecRefused(f"{_where(tensor, tree)}: tensors of type {kind} are not sent")
+    dtypes = {part.dtype for part in parts}
+    _refuse_without_bytes(parts, tensors, tree, dtypes)
+    if any(map(Tensor.is_neg, parts)) or any(dtype.is_complex for dtype in dtypes):
+        parts = [part.detach().resolve_conj().resolve_neg() for part in parts]
+    return parts, layouts
+
+
+def _refuse_without_bytes(
+    parts: Sequence[Tensor], tensors: Sequence[Tensor], tree: object, dtypes: set[torch.dtype]
+) -> None:
+    quantized = any(str(dtype).startswith(("torch.qint", "torch.quint")) for dtype in dtypes)
+    layouts = {part.layout for part in parts}
+    if not quantized and layouts <= {torch.strided} and not any(part.is_meta for part in parts):
+        return
+    for part, tensor in zip(parts, tensors, strict=True):
+        if part.layout is not torch.strided or part.is_quantized or part.is_meta:
+            kind = "quantized" if part.is_quantized else f"{part.layout} on {part.device}"
+            raise CodecRefused(f"{_where(tensor, tree)}: a tensor that is {kind} is not sent")
+
+
+def _table(
+    tensors: Sequence[Tensor],
+    parts: Sequence[Tensor],
+    layouts: Mapping[int, Mapping[str, object]],
+    found: Blocks,
+) -> TensorTable:
+    dtypes = [part.dtype for part in parts]
+    shapes = [part.shape for part in parts]
+    grads = [tensor.requires_grad for tensor in tensors]
+    # What few tensors have; layouts have no hash, their texts have.
+    more = [
+        (found.strides[number], json.dumps(layouts.get(number)))
+        if number in found.strides
+        else json.dumps(layouts[number])
+        if number in layouts
+        else None
+        for number in range(len(parts))
+    ]
+    keys = list(zip(dtypes, shapes, grads, map(type, tensors), more, strict=True))
+    first = dict(zip(reversed(keys), reversed(range(len(keys))), strict=True))
+    numbers = sorted(first.values())
+    made = [
+        Form(
+            dtype_name(dtypes[number]),
+            tuple(shapes[number]),
+            found.strides.get(number, contiguous_stride(shapes[number])),
+            REQUIRES_GRAD * grads[number] | PARAMETER * (type(tensors[number]) is Parameter),
+            layouts.get(number),
+        )
+        for number in numbers
+    ]
+    order = {keys[number]: index for index, number in enumerate(numbers)}
+    column = np.fromiter(map(order.__getitem__, keys), np.int64, len(keys))
+    return TensorTable(made, column, found.block, found.offset)
+
+
+def _where(tensor: Tensor, tree: object) -> str:
+    """The key path of a tensor in a tree, for an error."""
+    return f"state{next((path for path, one in walk(tree) if one is tensor), '')}"
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -176,8 +222,8 @@ def local_part(tensor: Tensor) -> Tensor:
         return tensor.to_local().detach()
 
 
-def _layout_note(tensor: DTensor, path: str) -> Mapping[str, object]:
+def _layout_note(tensor: DTensor, tree: object) -> Mapping[str, object]:
     try:
         return note_layout(tensor)
     except PlanError as error:
-        raise CodecRefused(f"state{path}: {error}") from error
+        raise CodecRefused(f"{_where(tensor, tree)}: {error}") from error

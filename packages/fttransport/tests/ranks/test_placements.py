@@ -79,8 +79,8 @@ def test_dtensors(pool: RankPool, case: Any) -> None:
 
 
 def test_without_such_ranks_a_dtensor_is_refused_with_what_to_do() -> None:
-    from fttransport.manifest import Entry
     from fttransport.placements import make_dtensor
+    from fttransport.table import Entry
 
     layout = {
         "rank": 0,
