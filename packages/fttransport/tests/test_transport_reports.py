@@ -1,7 +1,7 @@
 """What users of such transports have reported or asked for, each as the case that it was about.
 
 A name says whose report it was: the project, and its number there. Those about transfers over a
-process group are in `ranks/test_pg_transport_reports.py`.
+process group are in `ranks/test_pg_transport_weaknesses.py`.
 """
 
 from __future__ import annotations
