@@ -14,6 +14,7 @@ from distcore.v1.runtime import Executor, execute
 from distcore.v1.runtime.deadline import Deadline
 from distcore.v1.runtime.prepare import Options, bind, prepare
 
+MIB = 1 << 20
 REGION = Region((0,), (1000,))
 PLAN = Plan([Transfer("w", src, dst, REGION) for src in range(3) for dst in range(3)])
 
@@ -42,13 +43,40 @@ def tensors() -> dict[str, torch.Tensor]:
     return {"w": torch.zeros(1000)}
 
 
-def test_a_call_takes_three_rows_of_64_bytes_and_one_round() -> None:
-    def count(channel: Channel) -> tuple[list[int], int]:
-        counting: Any = Counting(channel)
-        execute(PLAN, counting, tensors(), tensors(), same_host="off")
-        return counting.rows, counting.starts
+def counted(channel: Channel, numel: int) -> tuple[list[int], int]:
+    """The rows and the rounds of a call in which rank 0 sends `numel` floats to rank 1."""
+    region = Region((0,), (numel,))
+    plan = Plan([Transfer("w", 0, 1, region)])
+    source, target = torch.arange(float(numel)), torch.zeros(numel)
+    counting: Any = Counting(channel)
+    execute(plan, counting, {"w": source}, {"w": target}, same_host="off", max_staging_bytes=MIB)
+    assert channel.rank != 1 or torch.equal(source, target)
+    return counting.rows, counting.starts
 
-    assert rank_threads(3, count).values() == (([64, 64, 64], 1),) * 3
+
+def test_a_small_call_takes_two_rows_of_64_bytes_and_one_round() -> None:
+    """A quota is 1 MiB of staging over 2 rounds, 2 directions and 2 peers: 128 KiB."""
+    small = rank_threads(3, counted, 32 * 1024).values()
+    assert small == (([64, 64], 1), ([64, 64], 1), ([64, 64], 0))
+    large = rank_threads(3, counted, 32 * 1024 + 1).values()
+    assert [rows for rows, _ in large] == [[64, 64, 64]] * 3
+
+
+def test_a_rank_that_has_failed_before_tells_it_in_the_first_row() -> None:
+    def fail(channel: Channel) -> None:
+        counting: Any = Counting(channel)
+        failure = RuntimeError("no plan") if channel.rank == 1 else None
+        plan = Plan() if failure else PLAN
+        try:
+            execute(plan, counting, tensors(), tensors(), same_host="off", failure=failure)
+        finally:
+            assert counting.rows[0] == 64
+            assert counting.starts == 0
+            execute(PLAN, channel, tensors(), tensors())
+
+    for error in rank_threads(3, fail).raised(PeerError, within_s=3):
+        assert "rank 1" in str(error)
+        assert "RuntimeError: no plan" in str(error)
 
 
 def test_a_further_run_takes_two_rows() -> None:
@@ -77,8 +105,8 @@ def test_both_ends_know_whether_all_of_both_lies_in_order() -> None:
         apart = {"w": torch.zeros(2000)[::2]}
         sources = apart if channel.rank == 2 else tensors()
         options = Options(1 << 20, None)
-        _, terms = prepare(PLAN, channel, sources, tensors(), options=options, deadline=Deadline())
-        return [terms.direct(rank) for rank in range(3)]
+        ready = prepare(PLAN, channel, sources, tensors(), options=options, deadline=Deadline())
+        return [ready.terms.direct(rank) for rank in range(3)]
 
     assert rank_threads(3, flags).values() == (
         [True, True, False],
@@ -92,8 +120,10 @@ def test_the_slots_are_as_large_as_the_largest_round(verify: Any, staged: tuple[
     def slots(channel: Channel) -> tuple[int, int]:
         apart = {"w": torch.zeros(2000)[::2]}
         options = Options(1 << 20, verify)
-        sides, terms = prepare(PLAN, channel, apart, apart, options=options, deadline=Deadline())
-        bound = bind(sides, channel, options, terms)
+        ready = prepare(PLAN, channel, apart, apart, options=options, deadline=Deadline())
+        bound = bind(ready.sides, channel, options, ready.terms)
+        assert ready.bound is not None
+        assert ready.bound.prepared.slot_nbytes == bound.slot_nbytes
         assert [len(step.sends) for step in bound.rounds] == [2]
         assert bound.rounds[0].nbytes == 4 * 4000
         assert [nbytes for _, _, nbytes in bound.copies] == [4000]

@@ -24,6 +24,7 @@ from distcore.v1.schedule import (
     Terms,
     aligned,
     cut_region,
+    fit_one_batch,
     plan_rounds,
     regions_of,
     rows_of,
@@ -371,3 +372,34 @@ def test_rows_and_regions_of_a_rank_are_those_of_the_plan(plan: Plan) -> None:
 def test_equal_regions_are_one_object() -> None:
     plan = Plan([Transfer(key, 0, 1, Region((0,), (4,))) for key in "abc"])
     assert len({id(region) for _, region in regions_of(plan, [0, 1, 2])}) == 1
+
+
+@given(cases())
+def test_what_fits_one_batch_goes_the_same_way_whoever_lies_in_order(case: Case) -> None:
+    def never(peer: int) -> bool:
+        return False
+
+    def always(peer: int) -> bool:
+        return True
+
+    for index, rank in enumerate(case.ranks):
+        sends, receives = (
+            {peer: case.parts(rows) for peer, rows in side.items()}
+            for side in rows_of(case.plan, rank)[1:]
+        )
+        staged, direct = (Terms(case.staging_nbytes, never, one, 8) for one in (never, always))
+        if fit_one_batch(sends, receives, len(case.ranks), staged):
+            rounds = plan_rounds(sends, receives, index, case.ranks, staged)
+            assert rounds == plan_rounds(sends, receives, index, case.ranks, direct)
+            peers = [batch.peer for step in rounds for batch in step.sends]
+            assert len(set(peers)) == len(peers)
+
+
+def test_one_byte_more_than_the_quota_does_not_fit_one_batch() -> None:
+    """Of 64 KiB, with one peer, a batch has a quarter."""
+    terms = Terms(64 * KIB, lambda _: False, lambda _: False)
+    region = Region((0,), (16 * KIB,))
+    part = Part("w", region, 16 * KIB)
+    assert fit_one_batch({1: [part]}, {1: [part]}, 2, terms)
+    assert not fit_one_batch({1: [part]}, {1: [part, part]}, 2, terms)
+    assert not fit_one_batch({1: [Part("w", region, 16 * KIB + 1)]}, {}, 2, terms)

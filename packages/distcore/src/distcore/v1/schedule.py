@@ -127,8 +127,8 @@ def plan_rounds(
     """
     place = {peer: position for position, peer in enumerate(ranks)}
     size = len(ranks)
-    width = min(PEERS, max(1, size - 1))
-    quota = terms.staging_nbytes // (4 * width) // ALIGNMENT * ALIGNMENT
+    width = _width(size)
+    quota = _quota(size, terms)
     grid: dict[tuple[int, int], tuple[list[Batch], list[Batch]]] = {}
     for side, by_peer in enumerate((sends, receives)):
         for peer, transfers in by_peer.items():
@@ -138,6 +138,26 @@ def plan_rounds(
                 grid.setdefault((phase, step), ([], []))[side].append(batch)
     return tuple(
         Round(_by_peer(grid[at][0], place), _by_peer(grid[at][1], place)) for at in sorted(grid)
+    )
+
+
+def fit_one_batch(
+    sends: Mapping[int, Sequence[Part]],
+    receives: Mapping[int, Sequence[Part]],
+    size: int,
+    terms: Terms,
+) -> bool:
+    """Whether what a rank has for each of its peers in a group of `size` fits one batch, staged.
+
+    Then its rounds are the same whatever `terms.direct` says.
+    """
+    quota, digest_nbytes = _quota(size, terms), aligned(terms.digest_nbytes)
+    max_parts = min(MAX_PARTS, quota // ALIGNMENT)
+    return all(
+        len(parts) <= max_parts
+        and sum(aligned(part.nbytes) + digest_nbytes for part in parts) <= quota
+        for by_peer in (sends, receives)
+        for parts in by_peer.values()
     )
 
 
@@ -163,6 +183,16 @@ def cut_region(region: Region, max_numel: int) -> Iterator[Region]:
         start = (*region.start[:dim], low, *region.start[dim + 1 :])
         stop = (*region.stop[:dim], high, *region.stop[dim + 1 :])
         yield from cut_region(Region(start, stop), max_numel)
+
+
+def _width(size: int) -> int:
+    """The most peers that a rank sends to, or receives from, at the same time."""
+    return min(PEERS, max(1, size - 1))
+
+
+def _quota(size: int, terms: Terms) -> int:
+    """The staging memory of one batch."""
+    return terms.staging_nbytes // (4 * _width(size)) // ALIGNMENT * ALIGNMENT
 
 
 def _cut_parts(transfers: Sequence[Part], limit: int) -> Iterator[Part]:

@@ -3,8 +3,9 @@
 One executor serves all packages. It runs in four steps, in this order:
 
 1. *Prepare*: check the own tensors against the plan, then prove with one header that all ranks
-   hold the same plan, options and dtypes; give every part its place in memory, and learn with a
-   second header that all have done so. Nothing has moved; every mistake raises on all ranks.
+   hold the same plan, options and dtypes; give every part its place in memory, and learn, with a
+   second header unless little is to be moved, that all have done so. Nothing has moved; every
+   mistake raises on all ranks.
 2. *Local copies*: transfers from a rank to itself.
 3. *Rounds*: pack round i + 1 while round i is on its way, then unpack round i. Large parts that
    lie contiguous move from memory to memory, the rest goes through bounded staging.
@@ -30,13 +31,12 @@ from distcore.v1.protocols import Progress
 from distcore.v1.runtime.agree import fail_together, meet
 from distcore.v1.runtime.deadline import Deadline
 from distcore.v1.runtime.digests import check, vouch
-from distcore.v1.runtime.prepare import Options, Prepared, Verify, bind, prepare
+from distcore.v1.runtime.prepare import SLOTS, Bound, Options, Prepared, Verify, prepare
 from distcore.v1.runtime.report import ExecuteReport
 from distcore.v1.runtime.shard import Shard
 from distcore.v1.runtime.staging import Lane, Slot
 
 DEFAULT_STAGING_NBYTES: Final = 64 << 20
-SLOTS: Final = 2
 P = ParamSpec("P")
 
 
@@ -51,6 +51,7 @@ def execute(
     progress: Progress | None = None,
     timeout: float | timedelta | None = None,
     same_host: Literal["auto", "off"] = "auto",
+    failure: BaseException | None = None,
 ) -> ExecuteReport:
     """Move the bytes of `plan`: afterwards every destination holds what the plan gives it.
 
@@ -62,7 +63,8 @@ def execute(
 
     `max_staging_bytes` bounds the memory held beside the tensors. `verify="xxh3"` proves every
     part after it arrived. `timeout` (seconds or timedelta) bounds the whole call. `same_host`
-    says whether ranks on one host may exchange through memory instead of sockets.
+    says whether ranks on one host may exchange through memory instead of sockets. A rank that has
+    failed before it had a plan or tensors gives its error as `failure`, and any plan.
 
     Raises, on every rank and before a byte has moved: PeerError where a rank's tensors do not fit
     the plan, DisagreementError where plans, options or dtypes differ. PeerError at the end where
@@ -82,6 +84,7 @@ def execute(
         verify=verify,
         timeout_s=timeout_s,
         same_host=same_host,
+        failure=failure,
     ) as executor:
         return executor._move(progress, deadline, started)
 
@@ -105,27 +108,34 @@ class Executor(AbstractContextManager["Executor"]):
         verify: Verify | None = None,
         timeout_s: float | None = None,
         same_host: Literal["auto", "off"] = "auto",
+        failure: BaseException | None = None,
     ) -> None:
         deadline = Deadline.after(timeout_s)
         if same_host == "auto" and hasattr(channel, "same_host"):
             channel = channel.same_host(timeout_s=timeout_s)
         self._channel = channel
         options = Options(max_staging_bytes, verify)
-        sides, terms = prepare(
-            plan, channel, sources, destinations, options=options, deadline=deadline
-        )
         self._label = f"execute {plan.digest[:8]}"
         self._runs = 0
         self._closed = False
-        try:
-            self._prepared = bind(sides, channel, options, terms)
-            self._slots: tuple[Slot, ...] = tuple(
-                Slot.of(self._prepared.slot_nbytes, channel.device)
-                for _ in range(min(SLOTS, len(self._prepared.rounds)))
-            )
-        except BaseException as error:  # noqa: BLE001 - told to the peers and raised again
-            self._meet(Call.PREPARE, error, deadline)
-        self._meet(Call.PREPARE, None, deadline)
+        ready = prepare(
+            plan,
+            channel,
+            sources,
+            destinations,
+            options=options,
+            deadline=deadline,
+            failure=failure,
+        )
+        bound = ready.bound
+        if bound is None:
+            try:
+                bound = Bound.of(ready.sides, channel, options, ready.terms)
+            except BaseException as error:
+                self._meet(Call.PREPARE, error, deadline)
+                raise
+            self._meet(Call.PREPARE, None, deadline)
+        self._prepared, self._slots = bound.prepared, bound.slots
 
     def run(
         self,

@@ -4,6 +4,9 @@ Ranks see only their own tensors, so a dtype that differs between the two ends o
 shows on neither of them. Each rank therefore sums a number per transfer and dtype, with a plus
 where it sends and a minus where it receives: if every pair agrees, all sums together are zero.
 
+Where little is to be moved, a rank can give everything its place in memory before it knows how the
+tensors of its peers lie. If all ranks can, one exchange says that they have done both.
+
 Nor can one rank alone always tell how the DTensors that it was given are to be read (see
 `distcore.v1.runtime.layouts`). Where some rank cannot, all of them find out together.
 """
@@ -29,8 +32,8 @@ from distcore.v1.runtime.disputes import describe_plan, dtype_dispute
 from distcore.v1.runtime.layouts import common_readings, is_dtensor, mask_of, readings_of, settled
 from distcore.v1.runtime.shard import Box, Shard
 from distcore.v1.runtime.sides import Sides
-from distcore.v1.runtime.staging import Binding, Lane
-from distcore.v1.schedule import Batch, Terms, plan_rounds
+from distcore.v1.runtime.staging import Binding, Lane, Slot
+from distcore.v1.schedule import Batch, Terms, fit_one_batch, plan_rounds
 
 Verify: TypeAlias = Literal["xxh3"]
 Values: TypeAlias = Mapping[str, torch.Tensor | Shard]
@@ -38,6 +41,8 @@ MIN_STAGING_NBYTES: Final = 1 << 16
 LABEL: Final = "execute"
 _CONTIGUOUS: Final = 1
 _UNSETTLED: Final = 2
+_BOUND: Final = 4
+SLOTS: Final = 2
 _MASK: Final = (1 << 64) - 1
 
 
@@ -83,6 +88,35 @@ class Prepared:
     options: Options
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What this rank has to do, and the staging memory for it, one slot per round in flight."""
+
+    prepared: Prepared
+    slots: tuple[Slot, ...]
+
+    @classmethod
+    def of(cls, sides: Sides, channel: Channel, options: Options, terms: Terms) -> Bound:
+        """Give everything its place in memory. Local."""
+        prepared = bind(sides, channel, options, terms)
+        count = min(SLOTS, len(prepared.rounds))
+        return cls(
+            prepared, tuple(Slot.of(prepared.slot_nbytes, channel.device) for _ in range(count))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A rank that may begin: its sides of the plan, and what it knows about its peers.
+
+    `bound` is what it has bound to memory where all ranks have done so already, else None.
+    """
+
+    sides: Sides
+    terms: Terms
+    bound: Bound | None
+
+
 def prepare(
     plan: Plan,
     channel: Channel,
@@ -91,26 +125,29 @@ def prepare(
     *,
     options: Options,
     deadline: Deadline,
-) -> tuple[Sides, Terms]:
-    """Check and agree. Collective; raises on every rank before anything has moved."""
+    failure: BaseException | None = None,
+) -> Ready:
+    """Check and agree. Collective; raises on every rank before anything has moved.
+
+    With a `failure` this rank only tells it to the others.
+    """
     values = (sources, destinations)
-    sides = partial(Sides.of, plan, channel, values)
-    own, header, headers = _meet(plan, channel, sides, options=options, deadline=deadline)
-    if any(peer.flags & _UNSETTLED for peer in headers):
+    sides = partial(_sides, plan, channel, values, options, failure)
+    met = _meet(plan, channel, sides, options=options, deadline=deadline)
+    if any(peer.flags & _UNSETTLED for peer in met.headers):
         layouts = _settle(plan, channel, values, deadline)
         sides = partial(sides, layouts=layouts)
-        own, header, headers = _meet(plan, channel, sides, options=options, deadline=deadline)
-    if sum(peer.extra for peer in headers) & _MASK:
-        raise dtype_dispute(plan, own.dtypes(plan), channel, timeout_s=deadline.left_s())
+        met = _meet(plan, channel, sides, options=options, deadline=deadline)
+    if sum(peer.extra for peer in met.headers) & _MASK:
+        dtypes = met.sides.dtypes(plan)
+        raise dtype_dispute(plan, dtypes, channel, timeout_s=deadline.left_s())
     contiguous = {
-        rank: bool(peer.flags & header.flags & _CONTIGUOUS)
-        for rank, peer in zip(channel.ranks, headers, strict=True)
+        rank: bool(peer.flags & met.header.flags & _CONTIGUOUS)
+        for rank, peer in zip(channel.ranks, met.headers, strict=True)
     }
-    digest_nbytes = 0 if options.verify is None else DIGEST_NBYTES
-    terms = Terms(
-        options.max_staging_bytes, channel.scatters, contiguous.__getitem__, digest_nbytes
-    )
-    return own, terms
+    terms = _terms(channel, options, contiguous.__getitem__)
+    are_bound = all(peer.flags & _BOUND for peer in met.headers)
+    return Ready(met.sides, terms, met.bound if are_bound else None)
 
 
 def bind(sides: Sides, channel: Channel, options: Options, terms: Terms) -> Prepared:
@@ -140,6 +177,16 @@ def _lanes(
     return tuple(lanes), offset
 
 
+@dataclass(frozen=True, slots=True)
+class _Met:
+    """What this rank has found and shown, and the headers of all ranks."""
+
+    sides: Sides
+    bound: Bound | None
+    header: Header
+    headers: tuple[Header, ...]
+
+
 def _meet(
     plan: Plan,
     channel: Channel,
@@ -147,25 +194,58 @@ def _meet(
     *,
     options: Options,
     deadline: Deadline,
-) -> tuple[Sides, Header, tuple[Header, ...]]:
-    """What this rank has found, and the headers of all ranks if none has found a problem."""
+) -> _Met:
+    """Show what this rank has found; returns if no rank has found a problem."""
     header = Header(Call.PREPARE, failed=False, label=digest16(LABEL))
     try:
         sides = make_sides()
-        problems = [*options.problems(), *sides.problems]
-        if problems:
-            raise PlanError(problems)
-        unsettled, contiguous = sides.is_unsettled, sides.is_contiguous
+        unsettled = sides.is_unsettled
+        bound = None if unsettled else _bound_early(sides, channel, options)
         header = replace(
             header,
             value=digest16(f"{plan.digest} {options}"),
             extra=0 if unsettled else sides.dtype_balance(),
-            flags=(_CONTIGUOUS if contiguous else 0) | (_UNSETTLED if unsettled else 0),
+            flags=(_CONTIGUOUS if sides.is_contiguous else 0)
+            | (_UNSETTLED if unsettled else 0)
+            | (_BOUND if bound is not None else 0),
         )
     except BaseException as error:  # noqa: BLE001 - told to the peers and raised again
         fail_together(LABEL, header, error, channel, timeout_s=deadline.left_s())
     text = partial(describe_plan, plan, str(options))
-    return sides, header, meet(LABEL, header, text, channel, timeout_s=deadline.left_s())
+    headers = meet(LABEL, header, text, channel, timeout_s=deadline.left_s())
+    return _Met(sides, bound, header, headers)
+
+
+def _sides(
+    plan: Plan,
+    channel: Channel,
+    values: tuple[Values, Values],
+    options: Options,
+    failure: BaseException | None,
+    *,
+    layouts: tuple[Mapping[str, Layout], Mapping[str, Layout]] = ({}, {}),
+) -> Sides:
+    """This rank's sides of the plan; raises its `failure`, or PlanError for all that is wrong."""
+    if failure is not None:
+        raise failure
+    sides = Sides.of(plan, channel, values, layouts)
+    problems = [*options.problems(), *sides.problems]
+    if problems:
+        raise PlanError(problems)
+    return sides
+
+
+def _bound_early(sides: Sides, channel: Channel, options: Options) -> Bound | None:
+    """Bind as if no peer's tensors lay in order; None where it would matter that they do."""
+    terms = _terms(channel, options, lambda peer: False)
+    if not fit_one_batch(sides.sends, sides.receives, channel.size, terms):
+        return None
+    return Bound.of(sides, channel, options, terms)
+
+
+def _terms(channel: Channel, options: Options, direct: Callable[[int], bool]) -> Terms:
+    digest_nbytes = 0 if options.verify is None else DIGEST_NBYTES
+    return Terms(options.max_staging_bytes, channel.scatters, direct, digest_nbytes)
 
 
 def _settle(
