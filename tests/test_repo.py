@@ -28,6 +28,7 @@ UNSAFE_OWNERS = {"packages/fttransport/src/fttransport/codecs.py"}
 BESIDE = {
     "import": "what importing the package loads and costs",
     "public_surface": "the pinned public names",
+    "reported_systems": "what other systems do with the input of a report",
 }
 
 
