@@ -100,3 +100,26 @@ def test_the_key_of_a_block() -> None:
     assert key_at(TENSORS, "f", Block(40, 1, 0)) == "b"
     assert key_at(TENSORS, "f", Block(100, 1, 0)) is None
     assert key_at(TENSORS, "g", Block(0, 1, 0)) is None
+
+
+def test_parts_that_overlap_are_put_together_where_they_can_be() -> None:
+    """As ranks read them that hold overlapping parts: the shortest first part leads nowhere."""
+    wrong = bytearray(DATA)
+    wrong[90] ^= 1
+    one = inspector((40, DATA[40:50]), (40, DATA[40:70]), (70, bytes(wrong[70:])))
+    with pytest.raises(FormatError, match="damaged"):
+        one.judge()
+    right = inspector((40, DATA[40:50]), (40, DATA[40:70]), (70, DATA[70:]))
+    assert right.judge() == []
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_one_of_two_readings_of_a_part_is_damaged(bad: int) -> None:
+    """Two ranks read it, and one of them gets other bytes than the disk has."""
+    wrong = bytearray(DATA)
+    wrong[45] ^= 1 << bad
+    parts = [*inspector((40, DATA[40:70])).judge(), *inspector((40, bytes(wrong[40:70]))).judge()]
+    one = inspector((70, DATA[70:]))
+    one.add(parts)
+    with pytest.raises(FormatError, match="damaged"):
+        one.judge()
