@@ -31,7 +31,7 @@ def main(package: str) -> None:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             missing = (error.name or "").split(".")[0]
-            if missing.lower() not in allowed:
+            if missing.lower().replace("_", "-") not in allowed:
                 sys.exit(f"{name} needs {missing!r}, which the metadata of {package} does not name")
             print(f"{name} is left out: it needs {missing!r} from an extra")
     print(f"{package}: imported {len(names) + 1} modules")
