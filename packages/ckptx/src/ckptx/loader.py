@@ -76,9 +76,10 @@ def load(
         CheckpointPeerError: where one rank has such problems, or cannot read its files.
         CheckpointDisagreement: where keys, shapes, dtypes or files differ between ranks.
 
-    A read that fails later, or that does not have the digest it should, raises CheckpointPeerError
-    with file, key and errno on every rank, a broken connection CheckpointChannelError; then the
-    tensors are incomplete.
+    A read that fails later raises CheckpointPeerError with file and errno on every rank, one that
+    does not have the digest it should FormatError where all ranks see that, else
+    CheckpointPeerError, both with file, key and byte; a broken connection CheckpointChannelError.
+    Then the tensors are incomplete.
     """
     started = time.monotonic()
     with as_checkpoint_errors(), channel_over(group) as channel:

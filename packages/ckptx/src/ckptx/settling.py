@@ -12,8 +12,8 @@ def settle(inspector: Inspector, ways: Ways) -> None:
     """Judge everything that was read so far, on all ranks. Collective.
 
     Blocks that a rank has read whole are judged there; of the others the ranks tell each other
-    their parts. Blocks that are still incomplete then are kept for the next time. Damage raises
-    PeerError on every rank, with file, key and byte.
+    their parts. Blocks that are still incomplete then are kept for the next time. Damage raises on
+    every rank, with file, key and byte: FormatError where all ranks see it, else PeerError.
     """
     left = ways.together("verify the checkpoint", inspector.judge)
     data = [(part.file, part.block, part.begin, part.nbytes, part.crc) for part in left]
