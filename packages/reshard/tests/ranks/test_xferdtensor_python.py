@@ -21,7 +21,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from distcore.testing import RankPool, rank_threads
 from distcore.v1 import Channel, DisagreementError, PeerError
 from distcore.v1.runtime import GroupChannel
+from reshard import ReshardPlan
 from reshard import xferdtensor_python as face
+from reshard.ends import Ends
+from reshard.face import engine
+from reshard.face.offers import Offer, Terms
 from reshard.xferdtensor_python import xferdtensor_python_impl
 
 R = Replicate()
@@ -399,6 +403,52 @@ def test_a_mistake_on_one_rank_raises_on_all(fault: str) -> None:
             raise error
 
 
+def zeros_stay(channel: GroupChannel) -> None:
+    dst = Ref(torch.zeros(4, 3), FULL.shape) if channel.rank > 1 else None
+    try:
+        rows_to_columns(channel, dst_tensor=dst)
+    finally:
+        assert dst is None or dst._local_tensor is None or not dst._local_tensor.any()
+
+
+def test_a_rank_that_fails_when_all_have_read_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = engine._ends
+
+    def ends(plan: ReshardPlan, offer: Offer, terms: Terms, rank: int) -> Ends:
+        if rank == 3:
+            raise MemoryError("no room for a copy")
+        return real(plan, offer, terms, rank)
+
+    monkeypatch.setattr(engine, "_ends", ends)
+    for error in rank_threads(4, zeros_stay).raised(PeerError, within_s=3):
+        assert "rank 3: MemoryError: no room for a copy" in str(error)
+
+
+class Counting:
+    """A channel that counts its exchanges of rows."""
+
+    def __init__(self, inner: Channel) -> None:
+        self._inner = inner
+        self.exchanges = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def all_gather(self, row: bytes, *, timeout_s: float | None = None) -> tuple[bytes, ...]:
+        self.exchanges += 1
+        return self._inner.all_gather(row, timeout_s=timeout_s)
+
+
+def exchanges(channel: GroupChannel) -> int:
+    counting: Any = Counting(channel)
+    rows_to_columns(channel, process_group=counting)
+    return int(counting.exchanges)
+
+
+def test_a_small_tensor_takes_two_exchanges_before_it_moves_and_one_after() -> None:
+    assert rank_threads(5, exchanges).values() == (3,) * 5
+
+
 def with_partial(channel: GroupChannel) -> None:
     rows_to_columns(channel, src_placement=[Partial()])
 
@@ -414,6 +464,7 @@ def with_a_rank_twice(channel: GroupChannel) -> None:
 def test_what_all_ranks_do_wrong_raises_as_it_is() -> None:
     for refused in rank_threads(4, with_partial).raised(NotImplementedError, within_s=3):
         assert "only Shard and Replicate" in str(refused)
+        assert "reshard.transfer reduces a partial source" in str(refused)
     for wrong in rank_threads(4, with_a_rank_twice).raised(ValueError, within_s=3):
         assert "expected every rank once" in str(wrong)
 

@@ -1,10 +1,10 @@
 """Engine: one tensor carried over a channel, in these steps, each of which ends for all alike.
 
-1. *Read*: every rank reads what it was given.
-2. *Offer*: shape, dtype and readings go to all ranks, or that a rank could not read.
-3. *Settle*: the plan is made, places are found, copies of what would be written over are taken;
-   and all ranks show each other meshes, placements and plan.
-4. *Move*: the stages of the plan. Only here destinations change.
+1. *Read*: every rank reads what it was given, and shows shape, dtype, readings and the digest of
+   its meshes and placements, or that it could not read.
+2. *Settle*: the plan is made, places are found, copies of what would be written over are taken.
+3. *Move*: the stages of the plan, one by one. The executor proves that all have the same plan and
+   are ready, or tells that one is not; only then destinations change. At the end all confirm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from distcore.v1.runtime import agree, execute
 from reshard.ends import Ends
 from reshard.face import streams
 from reshard.face.duck_types import TensorLike
-from reshard.face.offers import FAILED, Offer, Side, Terms, terms_of
+from reshard.face.offers import FAILED, Offer, Side, Terms, digest_in, terms_of
 from reshard.placed import Own
 from reshard.plan import ReshardPlan, plan_reshard
 
@@ -37,6 +37,9 @@ class Route:
     wire_nbytes: int
 
 
+NOWHERE: Final = Route(plan_reshard({}, {}), 0)
+"""The route of a rank that has failed to find one."""
+
 Planner = Callable[[tuple[Side, Side], Terms], Route]
 
 
@@ -50,9 +53,15 @@ def carry(
 ) -> None:
     """Carry the first tensor into the second. Collective over the channel."""
     both, offer, rows = _read(tensors, sides, channel)
+    terms = terms_of(rows, channel.ranks)
     with streams.entered(_device_of(offer), stream):
-        route, ends = _settle_together(both, offer, rows, channel, planner)
-        _move(route, ends, channel)
+        route, ends, failure = NOWHERE, Ends(channel.rank), None
+        try:
+            route = planner(both, terms)
+            ends = _ends(route.plan, offer, terms, channel.rank)
+        except BaseException as error:  # noqa: BLE001 - told to the peers and raised again
+            failure = error
+        _move(route, ends, channel, failure)
 
 
 def route_of(sides: tuple[Side, Side], terms: Terms) -> Route:
@@ -75,64 +84,48 @@ def _read(
     try:
         both = sides()
         offer = Offer.of(channel.rank, tensors, both)
+        _refuse_strangers(both, channel)
     except BaseException as error:
         channel.all_gather(FAILED)
         agree(label, error, channel)
         raise
-    rows = channel.all_gather(offer.encode())
+    told = {side.name: f"mesh {side.mesh}, placements {list(side.forms)}" for side in both}
+    rows = channel.all_gather(offer.encode(told))
     if FAILED in rows:
         agree(label, "read", channel)
+    if len({digest_in(row) for row in rows}) > 1:
+        agree("reshard: meshes and placements of src_tensor and dst_tensor", told, channel)
     return both, offer, rows
 
 
-def _settle_together(
-    sides: tuple[Side, Side],
-    offer: Offer,
-    rows: Sequence[bytes],
-    channel: Channel,
-    planner: Planner,
-) -> tuple[Route, Ends]:
-    """The way and this rank's ends of it, once all ranks have the same."""
-    label = "reshard: meshes and placements of src_tensor and dst_tensor"
-    try:
-        found = _settle(sides, offer, terms_of(rows, channel.ranks), channel, planner)
-    except BaseException as error:
-        agree(label, error, channel)
-        raise
-    told = {side.name: f"mesh {side.mesh}, placements {list(side.forms)}" for side in sides}
-    agree(label, told, channel)
-    return found
-
-
-def _settle(
-    sides: tuple[Side, Side], offer: Offer, terms: Terms, channel: Channel, planner: Planner
-) -> tuple[Route, Ends]:
-    """The way, and this rank's tensors bound to it, ready to be sent."""
+def _refuse_strangers(sides: tuple[Side, Side], channel: Channel) -> None:
+    """ValueError where a mesh has ranks that the group has not."""
     for side in sides:
         strangers = sorted(set(side.ranks) - set(channel.ranks))
         if strangers:
             text = f"{side.name}: the mesh {side.mesh} has ranks {strangers}"
             raise ValueError(f"{text}, but the group has {list(channel.ranks)}")
-    route = planner(sides, terms)
-    plan = route.plan
+
+
+def _ends(plan: ReshardPlan, offer: Offer, terms: Terms, rank: int) -> Ends:
+    """This rank's tensors bound to the plan, ready to be sent."""
     own: list[dict[str, Own]] = [
         {} if local is None else {KEY: Own(terms.shape, terms.dtype, layouts[KEY], local)}
         for local, layouts in zip(offer.locals, (plan.src, plan.dst), strict=True)
     ]
-    ends = Ends.of(plan, (own[0], own[1]), slabs={}, hooks={}, rank=channel.rank)
+    ends = Ends.of(plan, (own[0], own[1]), slabs={}, hooks={}, rank=rank)
     for act in ends.before:
         act()
-    return route, ends
+    return ends
 
 
-def _move(route: Route, ends: Ends, channel: Channel) -> None:
+def _move(route: Route, ends: Ends, channel: Channel, failure: BaseException | None) -> None:
     same_host: Literal["auto", "off"] = "off"
     if route.wire_nbytes >= MIN_SHARED_NBYTES:
         same_host = "auto"
     sources = ends.sources
     for stage in route.plan.stages:
-        if len(stage):
-            execute(stage, channel, sources, ends.destinations, same_host=same_host)
+        execute(stage, channel, sources, ends.destinations, same_host=same_host, failure=failure)
         sources = ends.destinations
 
 

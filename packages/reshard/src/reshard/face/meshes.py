@@ -26,7 +26,9 @@ def mesh_ranks(mesh: Mesh) -> list[int]:
 
 def mesh_signature(mesh: Mesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and ranks of a mesh; equal for meshes that are alike."""
-    return tuple(int(size) for size in mesh_rank_tensor(mesh).shape), tuple(mesh_ranks(mesh))
+    table = mesh_rank_tensor(mesh)  # once: a DeviceMesh makes it anew each time
+    sizes = tuple(int(size) for size in table.shape)
+    return sizes, tuple(int(rank) for rank in table.flatten().tolist())
 
 
 def mesh_coordinates(mesh: Mesh) -> dict[int, tuple[int, ...]]:
@@ -63,7 +65,10 @@ def shard_dim(placement: object) -> int | None:
             return index(dim)
         if _is(placement, "is_replicate") or type(placement).__name__ == "Replicate":
             return None
-    raise NotImplementedError(f"{placement!r}: only Shard and Replicate are supported here")
+    text = f"{placement!r}: only Shard and Replicate are supported here"
+    if _is(placement, "is_partial"):
+        text += "; reshard.transfer reduces a partial source on the way"
+    raise NotImplementedError(text)
 
 
 def placement_signature(
@@ -88,13 +93,14 @@ def validate_layout(
     ValueError for a count of placements that is not the mesh's, a rank that stands in it twice,
     or a dim that the tensor lacks; NotImplementedError for a placement that is not known.
     """
-    validate_mesh(mesh, placements, name)
+    validate_mesh(*mesh_signature(mesh), placements, name)
     placement_signature(placements, len(global_shape))
 
 
-def validate_mesh(mesh: Mesh, placements: Sequence[object], name: str) -> None:
+def validate_mesh(
+    sizes: Sequence[int], ranks: Sequence[int], placements: Sequence[object], name: str
+) -> None:
     """ValueError where placements are not one per axis, or a rank stands in the mesh twice."""
-    sizes, ranks = mesh_signature(mesh)
     name = name.removesuffix("_placement")
     if len(placements) != len(sizes):
         text = f"{name}_placement has {len(placements)} entries for a {len(sizes)}D mesh."

@@ -7,23 +7,27 @@ says which readings its own local tensors fit, and all take the first that fits 
 
 from __future__ import annotations
 
+import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from hashlib import blake2b
+from typing import Final
 
 import torch
 
 from distcore.v1 import DisagreementError, Layout, PlanError, Problem
+from distcore.v1 import Mesh as Nested
 from distcore.v1.runtime import Shard, dtype_name
 from reshard.face.duck_types import Mesh, TensorLike
 from reshard.face.local_parts import global_shape, local_tensor, same_device, tensor_metadata
-from reshard.face.meshes import mesh_rank_tensor, mesh_ranks, shard_dim, validate_mesh
+from reshard.face.meshes import mesh_signature, shard_dim, validate_mesh
 
 NAMES: Final = ("src_tensor", "dst_tensor")
 READINGS: Final = ("order", "index")
 MAX_NDIM: Final = 64
-_ROW: Final = struct.Struct(f"<?32s2BB{MAX_NDIM}q")
+DIGEST_NBYTES: Final = 16
+_ROW: Final = struct.Struct(f"<{DIGEST_NBYTES}s?32s2BB{MAX_NDIM}q")
 _ALL: Final = 0b11
 FAILED: Final = b"\xff" * _ROW.size
 """The row of a rank that could not read what it was given."""
@@ -34,18 +38,16 @@ class Side:
     """The mesh of one side and its placements in the notation of Layout.from_mesh."""
 
     name: str
-    mesh: Any
+    mesh: Nested
     ranks: tuple[int, ...]
     forms: tuple[str, ...]
 
     @classmethod
     def of(cls, name: str, mesh: Mesh, placements: Sequence[object]) -> Side:
         """Read a side; ValueError and NotImplementedError where it cannot be read."""
-        table: Any = mesh_rank_tensor(mesh)
-        validate_mesh(mesh, placements, name.removesuffix("_tensor"))
-        return cls(
-            name, table.tolist(), tuple(mesh_ranks(mesh)), tuple(form_of(one) for one in placements)
-        )
+        sizes, ranks = mesh_signature(mesh)
+        validate_mesh(sizes, ranks, placements, name.removesuffix("_tensor"))
+        return cls(name, _nested(sizes, ranks), ranks, tuple(map(form_of, placements)))
 
     def layout(self, shape: tuple[int, ...], dtype: str, reading: str) -> Layout:
         """The layout of a tensor placed so; PlanError names the side."""
@@ -111,11 +113,14 @@ class Offer:
             raise PlanError(problems)
         return cls(shape, dtype, (found[0], found[1]), (fits[0], fits[1]))
 
-    def encode(self) -> bytes:
-        """The row by which the others learn of it; always of one length."""
+    def encode(self, told: Mapping[str, str]) -> bytes:
+        """The row by which the others learn of it, and whether `told` is equal; of one length."""
+        text = json.dumps(told, sort_keys=True)
+        digest = blake2b(text.encode(), digest_size=DIGEST_NBYTES).digest()
         dims = (*(self.shape or ()), *[0] * MAX_NDIM)[:MAX_NDIM]
         name = (self.dtype or "").encode()
-        return _ROW.pack(self.shape is not None, name, *self.fits, len(self.shape or ()), *dims)
+        has, ndim = self.shape is not None, len(self.shape or ())
+        return _ROW.pack(digest, has, name, *self.fits, ndim, *dims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,7 @@ def terms_of(rows: Sequence[bytes], ranks: Sequence[int]) -> Terms:
     told: dict[int, tuple[str, tuple[int, ...]]] = {}
     fits = [_ALL, _ALL]
     for rank, row in zip(ranks, rows, strict=True):
-        has, name, src_fits, dst_fits, ndim, *dims = _ROW.unpack(row)
+        _, has, name, src_fits, dst_fits, ndim, *dims = _ROW.unpack(row)
         fits = [fits[0] & src_fits, fits[1] & dst_fits]
         if has:
             told[rank] = name.rstrip(b"\0").decode(), tuple(dims[:ndim])
@@ -153,6 +158,11 @@ def terms_of(rows: Sequence[bytes], ranks: Sequence[int]) -> Terms:
         readings.append(READINGS[0] if mask & 1 else READINGS[1])
     dtype, shape = next(iter(told.values()))
     return Terms(shape, dtype, (readings[0], readings[1]))
+
+
+def digest_in(row: bytes) -> bytes:
+    """The digest of what a rank told with its offer."""
+    return row[:DIGEST_NBYTES]
 
 
 def form_of(placement: object) -> str:
@@ -197,6 +207,16 @@ def _read(rank: int, tensor: TensorLike | None, side: Side) -> tuple[torch.Tenso
         raise PlanError(Problem(where, "shape", text))
     Shard(local, ())  # refuses what has no memory of its own
     return local.detach(), mask if side.is_strided else _ALL
+
+
+def _nested(sizes: Sequence[int], ranks: Sequence[int]) -> Nested:
+    """Row-major ranks as lists in lists; a list for every axis, and a rank where there is none."""
+    if not sizes:
+        return ranks[0]
+    level: list[Nested] = list(ranks)
+    for size in reversed(sizes[1:]):
+        level = [level[at : at + size] for at in range(0, len(level), size)]
+    return level
 
 
 def _fits(local: torch.Tensor, expected: tuple[int, ...]) -> bool:
