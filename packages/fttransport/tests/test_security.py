@@ -92,6 +92,12 @@ def test_what_cannot_be_a_token_is_refused(options: dict[str, Any]) -> None:
         Security(**options)
 
 
+@pytest.mark.parametrize("mac", ["", b""], ids=["text", "bytes"])
+def test_an_empty_key_is_refused(mac: str | bytes) -> None:
+    with pytest.raises(ValueError, match="mac must not be empty"):
+        Security(mac=mac)
+
+
 def test_mac_true_takes_the_token_for_its_key() -> None:
     assert Security(token="t", mac=True).key == Security(mac="t").key
     assert Security(token="t").key == b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,16 @@ Step = Annotated[int, typer.Option(help="The step that the state is of.")]
 TokenFile = Annotated[
     Path | None, typer.Option(help="A file with the token that both sides share.")
 ]
+MacFile = Annotated[
+    Path | None, typer.Option(help="A file with the key that proves a state to be its source's.")
+]
+TlsCert = Annotated[
+    Path | None, typer.Option(help="This side's certificate (PEM); makes a source's address https.")
+]
+TlsKey = Annotated[Path | None, typer.Option(help="Its key, where it is not in the same file.")]
+TlsCa = Annotated[
+    Path | None, typer.Option(help="Whose certificates to trust (PEM); a source then asks for one.")
+]
 
 
 @app.command()
@@ -42,6 +53,10 @@ def serve(
     *,
     step: Step,
     token_file: TokenFile = None,
+    mac_file: MacFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
     bind: Annotated[str | None, typer.Option(help="Where to listen; '' for everywhere.")] = None,
     port: Annotated[int, typer.Option(help="The port; 0 for any.")] = 0,
     interface: Annotated[str | None, typer.Option(help="Listen on its address.")] = None,
@@ -52,10 +67,11 @@ def serve(
 ) -> None:
     """Serve a file's tensors until interrupted. Prints the metadata for `fetch` on one line."""
     with _told():
+        tls = _serving_tls(tls_cert, tls_key, tls_ca)
         transport: HTTPTransport[dict[str, Tensor]] = HTTPTransport(
             timedelta(seconds=60),
             0,
-            security=_security(token_file),
+            security=_security(token_file, mac_file, tls),
             bind=bind,
             port=port,
             interface=interface,
@@ -78,6 +94,10 @@ def fetch(
     step: Step,
     output: Annotated[Path, typer.Option("--output", "-o", help="The safetensors file to write.")],
     token_file: TokenFile = None,
+    mac_file: MacFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
     timeout: Annotated[float, typer.Option(help="Seconds for everything together.")] = 600,
     streams: Annotated[int, typer.Option(help="How many ranges are fetched at once.")] = 0,
 ) -> None:
@@ -91,8 +111,9 @@ def fetch(
 
     with _told():
         limit = timedelta(seconds=timeout)
+        security = _security(token_file, mac_file, _fetching_tls(tls_cert, tls_key, tls_ca))
         receiver: HTTPTransport[Any] = HTTPTransport(
-            limit, streams, security=_security(token_file), bind="127.0.0.1", progress=show
+            limit, streams, security=security, bind="127.0.0.1", progress=show
         )
         try:
             with bar:
@@ -113,9 +134,38 @@ def _told() -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
-def _security(token_file: Path | None) -> Security:
+def _serving_tls(cert: Path | None, key: Path | None, ca: Path | None) -> ssl.SSLContext | None:
+    """The TLS context of a source, from files; with `ca` it lets in whom that has signed."""
+    if cert is None:
+        if key is not None or ca is not None:
+            raise ValueError("a source that is given --tls-key or --tls-ca needs --tls-cert too")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    if ca is not None:
+        context.load_verify_locations(ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _fetching_tls(cert: Path | None, key: Path | None, ca: Path | None) -> ssl.SSLContext | None:
+    """The TLS context of a receiver; None leaves it to the addresses, with the system's trust."""
+    if cert is None and ca is None:
+        if key is not None:
+            raise ValueError("--tls-key needs --tls-cert too")
+        return None
+    context = ssl.create_default_context(cafile=ca)
+    if cert is not None:
+        context.load_cert_chain(cert, key)
+    return context
+
+
+def _security(
+    token_file: Path | None, mac_file: Path | None, tls: ssl.SSLContext | None
+) -> Security:
     token = None if token_file is None else token_file.read_text("ascii").strip()
-    return Security(token=token)
+    mac = None if mac_file is None else mac_file.read_bytes().strip()
+    return Security(token=token, mac=mac, tls=tls)
 
 
 def _write(state: object, output: Path) -> None:

@@ -30,6 +30,8 @@ class Security:
             raise ValueError("the token must be ASCII text that is not empty")
         if self.token is not None and not self.token.isprintable():
             raise ValueError("the token must have no line breaks or other control characters")
+        if isinstance(self.mac, str | bytes) and not self.mac:
+            raise ValueError("the key of the mac must not be empty")
         if self.mac is True and self.token is None:
             raise ValueError("mac=True takes the token as its key, and there is none")
 
