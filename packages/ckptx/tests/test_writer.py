@@ -126,13 +126,13 @@ def test_what_the_system_refuses_is_told_with_the_file(
     monkeypatch.setattr(os, call, full)
     only = part("a", 0, 4)
 
-    def written(writing: FileWriting) -> None:
-        writing.write((only,), lambda _: given_pieces(b"data", 4))
-        writing.finish()
+    def written() -> None:
+        with FileWriting(OutFile("f", 0, b"", (only,), 4), str(tmp_path)) as writing:
+            writing.write((only,), lambda _: given_pieces(b"data", 4))
+            writing.finish()
 
-    with FileWriting(OutFile("f", 0, b"", (only,), 4), str(tmp_path)) as writing:
-        with pytest.raises(WriteError, match="No space left") as caught:
-            written(writing)
+    with pytest.raises(WriteError, match="No space left") as caught:
+        written()
     assert isinstance(caught.value, CheckpointingException)
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "f"))
 
