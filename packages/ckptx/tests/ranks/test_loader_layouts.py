@@ -6,9 +6,10 @@ operation of a dtype is needed, and every NaN counts.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.distributed.checkpoint import state_dict_saver
 
 import ckptx
 from ckptx.formats.safetensors import DTYPES
@@ -228,7 +230,24 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind in STORED:
         save(home / kind, kind, 1)
         save(home / f"{kind} in parts", kind, 2)
+    save_with_torch(home / "by torch")
     return home
+
+
+def save_with_torch(path: Path) -> None:
+    """Torch stores a tensor as it lies in memory, so here the dims lie in any order.
+
+    It cannot save all dtypes there are; those of safetensors it can.
+    """
+    state = {}
+    for number, (key, (dtype, shape)) in enumerate(tensors_of("safetensors").items()):
+        orders = list(permutations(range(len(shape))))
+        memory = Memory(orders[number % len(orders)], 1)
+        state[key], raw = memory.of(dtype, shape)
+        raw.copy_(bytes_of(dtype, shape))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is one process
+        state_dict_saver.save(state, checkpoint_id=path, no_dist=True)
 
 
 def save(path: Path, kind: Format, size: int) -> None:
@@ -290,3 +309,9 @@ def test_any_layout_from_dcp(saved: Path, parts: str, case: Case) -> None:
 @given(case=cases("safetensors"))
 def test_any_layout_from_safetensors(saved: Path, parts: str, case: Case) -> None:
     case.check(saved / f"safetensors{parts}")
+
+
+@BOUNDED
+@given(case=cases("safetensors"))
+def test_any_layout_from_what_torch_saved(saved: Path, case: Case) -> None:
+    case.check(saved / "by torch")
