@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("packages/*/README.md")]
 WEIGHTS = "model.safetensors"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NEW_IMPORT = re.compile(r"^\|[^|]*\|[^|]*?`((?:from|import) [^`]+)`", re.MULTILINE)
 RANKS = re.compile(r"torchrun --nproc-per-node (\d+)")
 
 
@@ -72,3 +73,15 @@ def test_the_code_of_a_page_runs(block: Block, directory: Path) -> None:
         timeout=100,
     )
     assert result.returncode == 0, f"{block.place}\n{result.stderr}"
+
+
+def test_what_users_migrate_to_is_there() -> None:
+    """Every import in the right columns of the tables."""
+    page = (ROOT / "docs" / "migrate.md").read_text()
+    imports = NEW_IMPORT.findall(page)
+    assert len(imports) >= 20
+    code = "\n".join(imports)
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
