@@ -1,7 +1,8 @@
 """megatron: directories of Megatron-Core's `torch_dist` format, a dcp directory and a bit more.
 
 `metadata.json` names the format. What all ranks have in common lies in `common.pt`, or among the
-other objects as `common_state/shard_0_1`. `integrity.json`, where there is one, has the SHA-256
+other objects as `common_state/shard_0_1`. The value of any other object is a list: the objects
+that one rank had under that key. `integrity.json`, where there is one, has the SHA-256
 of every file.
 """
 
