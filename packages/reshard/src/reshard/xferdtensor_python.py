@@ -10,7 +10,7 @@ group:
 - The stateless kind: an object with an int `rank` and an `nccl_communicator`. Then everything is
   done in the steps below, by calls on that communicator: transfers into one rank of every replica
   group and a broadcast, or, where the shapes allow it, stripes for all of them and an all-gather.
-  Here every rank raises for itself, before it calls the communicator.
+  Here too the ranks tell each other of a mistake, by that communicator, before one of them sends.
 
 The other names are the steps of the second kind, for code and tests that know them. Regions are
 ((start, stop), ...), groups (region, members, representative), transfers (source, receiver,
@@ -23,6 +23,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 import torch
@@ -40,6 +41,7 @@ from reshard.face import (
     streams,
     striped,
 )
+from reshard.face.council import Council
 from reshard.face.duck_types import (
     Geometry,
     Mesh,
@@ -47,9 +49,12 @@ from reshard.face.duck_types import (
     StripedGeometry,
     TensorLike,
 )
-from reshard.face.offers import Side, Terms
+from reshard.face.offers import Side, Terms, form_of
 
 __all__ = ["clear_xferdtensor_python_caches", "xferdtensor_python_impl"]
+
+_READ: Final = "reshard: src_tensor and dst_tensor, their meshes and placements"
+_STAGE: Final = "reshard: stage src_tensor and dst_tensor"
 
 V = TypeVar("V")
 Cache = OrderedDict[Any, V]
@@ -200,19 +205,32 @@ def _xferdtensor_python_impl_v1(  # noqa: PLR0917 - the signature that users kno
     For the stateless kind of group. Collective; every rank of the communicator calls it, in the
     same order.
     """
-    global_shape, device, dtype = _tensor_metadata(src_tensor, dst_tensor)
-    src_regions, dst_regions, groups, transfers = _plan_geometry(
-        src_mesh, src_placement, dst_mesh, dst_placement, global_shape
-    )
+    sides = src_tensor, src_mesh, src_placement, dst_tensor, dst_mesh, dst_placement
+    council = Council.over(process_group, (src_tensor, dst_tensor), stream)
+    with council.failures(_READ):
+        global_shape, device, dtype = _tensor_metadata(src_tensor, dst_tensor)
+        src_regions, dst_regions, groups, transfers = _plan_geometry(
+            src_mesh, src_placement, dst_mesh, dst_placement, global_shape
+        )
     rank = process_group.rank
     with streams.entered(device, stream) as used:
-        _validate_local_inputs(
-            rank, src_tensor, dst_tensor, src_regions, dst_regions, device, dtype
-        )
+        with council.step(_READ, partial(_told, *sides)):
+            _validate_local_inputs(
+                rank, src_tensor, dst_tensor, src_regions, dst_regions, device, dtype
+            )
         subcommunicator = _get_replica_subcommunicator(process_group, groups, device)
-        sends, receives, dst_local = _stage_rank_operations(
-            rank, src_tensor, dst_tensor, src_regions, dst_regions, transfers, device, dtype, used
-        )
+        with council.step(_STAGE):
+            sends, receives, dst_local = _stage_rank_operations(
+                rank,
+                src_tensor,
+                dst_tensor,
+                src_regions,
+                dst_regions,
+                transfers,
+                device,
+                dtype,
+                used,
+            )
         _exchange_exact_overlaps(process_group.nccl_communicator, sends, receives, used)
         _broadcast_destination(subcommunicator, dst_local, used)
 
@@ -243,36 +261,62 @@ def xferdtensor_python_impl(  # noqa: PLR0917 - the signature that users know
 
     With the stateless kind the ranks are those of its communicator, every rank has at least one
     tensor, and placements are Shard or Replicate: ValueError and NotImplementedError on the rank
-    that sees the mistake.
+    that sees the mistake. The others raise PeerError, and all DisagreementError where they
+    describe things differently, before any rank has sent or received; see `reshard.face.council`
+    for when ranks can tell each other. A rank that fails after that, for want of memory, may have
+    copied what it holds itself into its destination.
     """
     sides = src_tensor, src_mesh, src_placement, dst_tensor, dst_mesh, dst_placement
     if not hasattr(process_group, "nccl_communicator"):
         _carry(*sides, process_group, stream)
         return
     group = cast("StatelessGroup", process_group)
-    global_shape, device, dtype = _tensor_metadata(src_tensor, dst_tensor)
-    plan = _striped_geometry(src_mesh, src_placement, dst_mesh, dst_placement, global_shape)
+    council = Council.over(group, (src_tensor, dst_tensor), stream)
+    with council.failures(_READ):
+        global_shape, device, dtype = _tensor_metadata(src_tensor, dst_tensor)
+        plan = _striped_geometry(src_mesh, src_placement, dst_mesh, dst_placement, global_shape)
     if plan is None:
         _xferdtensor_python_impl_v1(*sides, group, stream)
         return
     src_regions, dst_regions, groups, transfers, stripes = plan
     rank = group.rank
     with streams.entered(device, stream) as used:
-        _validate_local_inputs(
-            rank, src_tensor, dst_tensor, src_regions, dst_regions, device, dtype
-        )
+        with council.step(_READ, partial(_told, *sides)):
+            _validate_local_inputs(
+                rank, src_tensor, dst_tensor, src_regions, dst_regions, device, dtype
+            )
         subcommunicator = _get_replica_subcommunicator(group, groups, device)
-        local = _local_tensor(dst_tensor)
-        buffer, copies_back = _destination_buffer(local, device, dtype, used)
-        sends, receives = _stage_striped_operations(
-            rank, src_tensor, buffer, src_regions, dst_regions, transfers, device, dtype, used
-        )
+        with council.step(_STAGE):
+            local = _local_tensor(dst_tensor)
+            buffer, copies_back = _destination_buffer(local, device, dtype, used)
+            sends, receives = _stage_striped_operations(
+                rank, src_tensor, buffer, src_regions, dst_regions, transfers, device, dtype, used
+            )
         _exchange_exact_overlaps(group.nccl_communicator, sends, receives, used)
         if rank in stripes:
             _allgather_destination(subcommunicator, buffer, dst_regions[rank], stripes[rank], used)
         if copies_back and local is not None and buffer is not None:
             with torch.no_grad():
                 local.copy_(buffer)
+
+
+def _told(  # noqa: PLR0917 - as above
+    src_tensor: TensorLike | None,
+    src_mesh: Mesh,
+    src_placement: Sequence[object],
+    dst_tensor: TensorLike | None,
+    dst_mesh: Mesh,
+    dst_placement: Sequence[object],
+) -> str:
+    """What all ranks must have been asked for alike, as text: the shortest first."""
+    shape, _, dtype = _tensor_metadata(src_tensor, dst_tensor)
+    sides = (
+        ("src_tensor", src_mesh, src_placement),
+        ("dst_tensor", dst_mesh, dst_placement),
+    )
+    placed = [f"{name} as {[form_of(one) for one in placements]}" for name, _, placements in sides]
+    meshes = [f"{name} on {_mesh_signature(mesh)}" for name, mesh, _ in sides]
+    return ", ".join([f"{dtype} {list(shape)}", *placed, *meshes])
 
 
 def _carry(  # noqa: PLR0917 - as above
