@@ -155,3 +155,9 @@ def test_it_is_closed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_error_without_a_number_gets_one() -> None:
     found = write_error(OSError("it broke"), "f")
     assert (found.errno, found.strerror, found.filename) == (errno.EIO, "it broke", "f")
+
+
+def test_a_box_without_elements_need_not_be_held() -> None:
+    """The first rank writes what has no elements, whatever it holds of it."""
+    shard = Shard(torch.zeros(3, 0, 1), (Piece(Region((0, 0, 1), (3, 0, 2)), (0, 0, 0)),))
+    assert list(pieces_of(shard, Region((0, 0, 0), (3, 0, 2)), 64)) == []

@@ -88,12 +88,11 @@ def pieces_of(shard: Shard, region: Region, copy_nbytes: int) -> Iterator[memory
 
     What lies in order in CPU memory is not copied; anything else goes through staging.
     """
+    if region.is_empty:
+        return  # nobody need hold it
     flat = shard.box(region).flat("cpu")
     if flat is not None:
-        if flat.numel():
-            yield memory_of(flat)
-        return
-    if region.is_empty:
+        yield memory_of(flat)
         return
     size = shard.data.element_size()
     nbytes = min(copy_nbytes, region.numel * size)

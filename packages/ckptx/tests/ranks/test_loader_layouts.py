@@ -1,4 +1,4 @@
-"""load is bit-equal to slicing what was saved, for any layout, dtype, memory, format and way.
+"""load and save are bit-equal to slicing, for any layout, dtype, memory, format and way.
 
 Everything here is seen as bytes: a tensor of any dtype is a uint8 tensor with one dim more. So no
 operation of a dtype is needed, and every NaN counts.
@@ -26,6 +26,9 @@ from ckptx.savejob import Format
 from distcore.testing import rank_threads
 from distcore.v1 import ITEMSIZES, Channel, Layout, Piece, Region, itemsize
 from distcore.v1.runtime import torch_dtype
+
+# Torch says so once, wherever it first makes such a tensor.
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 Shape = tuple[int, ...]
 
@@ -168,8 +171,8 @@ def meshes(draw: st.DrawFn, size: int, ndim: int) -> tuple[Any, list[str]]:
 
 
 @st.composite
-def pieces(draw: st.DrawFn, shape: Shape, size: int) -> dict[int, tuple[Piece, ...]]:
-    """Runs along one dim; each is held by some ranks or by none, and they stack theirs up."""
+def pieces(draw: st.DrawFn, shape: Shape, size: int, holders: int) -> dict[int, tuple[Piece, ...]]:
+    """Runs along one dim; each is held by some ranks, `holders` at least; they stack theirs up."""
     dim = draw(st.integers(0, len(shape) - 1))
     inner = draw(st.lists(st.integers(0, shape[dim]), max_size=4))
     found: dict[int, list[Piece]] = {}
@@ -178,7 +181,7 @@ def pieces(draw: st.DrawFn, shape: Shape, size: int) -> dict[int, tuple[Piece, .
     for low, high in draw(st.permutations(runs)):
         start = tuple(low if d == dim else 0 for d in range(len(shape)))
         stop = tuple(high if d == dim else n for d, n in enumerate(shape))
-        for rank in draw(st.sets(st.integers(0, size - 1))):
+        for rank in draw(st.sets(st.integers(0, size - 1), min_size=holders)):
             place = tuple(filled[rank] if d == dim else 0 for d in range(len(shape)))
             found.setdefault(rank, []).append(Piece(Region(start, stop), place))
             # Sometimes there is room between two pieces that belongs to neither.
@@ -189,7 +192,10 @@ def pieces(draw: st.DrawFn, shape: Shape, size: int) -> dict[int, tuple[Piece, .
 
 
 @st.composite
-def targets(draw: st.DrawFn, stored: Mapping[str, tuple[str, Shape]], size: int) -> Target:
+def targets(
+    draw: st.DrawFn, stored: Mapping[str, tuple[str, Shape]], size: int, holders: int = 0
+) -> Target:
+    """One of the tensors in some layout, of which each element is held `holders` times or more."""
     key = draw(st.sampled_from(sorted(stored)))
     dtype, shape = stored[key]
     how = draw(st.sampled_from(["plain", "copies", "mesh", "mesh", "pieces", "pieces"]))
@@ -201,7 +207,7 @@ def targets(draw: st.DrawFn, stored: Mapping[str, tuple[str, Shape]], size: int)
         mesh, placements = draw(meshes(size, len(shape)))
         layout = Layout.from_mesh(shape=shape, dtype=dtype, mesh=mesh, placements=placements)
     elif how == "pieces" and shape:
-        layout = Layout(shape=shape, dtype=dtype, pieces=draw(pieces(shape, size)))
+        layout = Layout(shape=shape, dtype=dtype, pieces=draw(pieces(shape, size, holders)))
     order = tuple(draw(st.permutations(range(len(shape)))))
     private = layout is not None and len(layout.ranks) == size and draw(st.booleans())
     return Target(key, dtype, shape, layout, Memory(order, draw(st.integers(1, 2))), private)
@@ -315,3 +321,48 @@ def test_any_layout_from_safetensors(saved: Path, parts: str, case: Case) -> Non
 @given(case=cases("safetensors"))
 def test_any_layout_from_what_torch_saved(saved: Path, case: Case) -> None:
     case.check(saved / "by torch")
+
+
+@st.composite
+def saves(draw: st.DrawFn, kind: Format) -> tuple[int, list[Target], bool]:
+    """The ranks, what they hold, and whether copies may be written in parts."""
+    size = draw(st.integers(1, 4))
+    held = targets(tensors_of(kind), size, holders=1)
+    found = draw(st.lists(held, min_size=1, max_size=5, unique_by=lambda t: t.key))
+    return size, found, draw(st.booleans())
+
+
+def check_saved(path: Path, kind: Format, size: int, held: list[Target], split: bool) -> None:
+    def job(channel: Channel) -> int:
+        state, layouts = {}, {}
+        for target in held:
+            state[target.key], raw = target.new(channel.rank)
+            raw.copy_(target.expected(channel.rank))
+            layout = target.layout_for(channel.rank)
+            if layout is not None:
+                layouts[target.key] = layout
+        report = ckptx.save(
+            state, path, group=channel, format=kind, layouts=layouts, split=split, overwrite=True
+        )
+        return report.bytes_written
+
+    written = sum(rank_threads(size, job).values())
+    found = ckptx.open_checkpoint(path)
+    assert set(found) == {target.key for target in held}
+    assert written == found.nbytes
+    for target in held:
+        flat = found.read(target.key).flatten().view(torch.uint8)
+        expected = bytes_of(target.dtype, target.shape)
+        assert torch.equal(flat.reshape(expected.shape), expected), target
+
+
+@BOUNDED
+@given(case=saves("dcp"))
+def test_any_layout_to_dcp(tmp_path_factory: pytest.TempPathFactory, case: Any) -> None:
+    check_saved(tmp_path_factory.getbasetemp() / "any dcp", "dcp", *case)
+
+
+@BOUNDED
+@given(case=saves("safetensors"))
+def test_any_layout_to_safetensors(tmp_path_factory: pytest.TempPathFactory, case: Any) -> None:
+    check_saved(tmp_path_factory.getbasetemp() / "any safetensors", "safetensors", *case)
