@@ -272,3 +272,14 @@ def test_what_differs_between_small_tensors_is_kept() -> None:
         assert found[name].requires_grad == tensor.requires_grad
         assert found[name].dtype is tensor.dtype
         assert torch.equal(found[name], tensor)
+
+
+def test_in_place_into_conjugates_and_negatives_writes_values_not_bits() -> None:
+    z = torch.tensor([1 + 2j, 3 - 4j])
+    zeros = torch.zeros(2, dtype=torch.complex64)
+    own = {"conj": zeros.clone().conj(), "imag": zeros.conj().imag}
+    assert own["conj"].is_conj()
+    assert own["imag"].is_neg()
+    put(snapshot_of({"conj": z, "imag": torch.tensor([5.0, 6.0])}), own)
+    assert own["conj"].tolist() == [1 + 2j, 3 - 4j]
+    assert own["imag"].tolist() == [5, 6]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fttransport.memory import Spans, is_dense, storage_bytes, used_span
+from fttransport.memory import Spans, is_dense, new_bytes, storage_bytes, used_span
 from fttransport.table import Column
 
 SMALL_NBYTES: Final = 64 << 10
@@ -64,7 +64,7 @@ def find_blocks(tensors: Sequence[Tensor]) -> Blocks:
     spans = Spans.of(tensors)
     alone, shared = spans.overlapping()
     mixed = len(set(spans.devices)) > 1
-    packs, rest = _packs(sorted(alone), tensors, spans)
+    packs, rest = _packs(alone, tensors, spans)
     rest += [index for group in shared for index in group]
     groups: list[list[_Range] | list[int]] = [*_overlapping(rest, tensors), *packs]
     blocks: list[Tensor] = []
@@ -75,7 +75,8 @@ def find_blocks(tensors: Sequence[Tensor]) -> Blocks:
         if isinstance(group[0], int):
             block[group] = len(blocks)
             offset[group[1:]] = np.cumsum(spans.nbytes[group[:-1]])
-            blocks.append(_packed([tensors[index] for index in group], mixed=mixed))
+            pack = [tensors[index] for index in group]
+            blocks.append(_packed(pack, int(spans.nbytes[group].sum()), mixed=mixed))
             continue
         made, found = _block_of(group, tensors)
         for index, (begin, stride) in found.items():
@@ -95,7 +96,10 @@ class _Range(NamedTuple):
 
 
 def _first_of(group: list[_Range] | list[int]) -> int:
-    return min(one if isinstance(one, int) else one.number for one in group)
+    if isinstance(group[0], int):
+        # The tensors of a pack are in order.
+        return group[0]
+    return min(one.number for one in group if isinstance(one, _Range))
 
 
 def _packs(
@@ -104,9 +108,9 @@ def _packs(
     """Which tensors are packed together, in order; and which are not packed."""
     dtypes = [tensor.dtype for tensor in tensors]
     kinds = dict.fromkeys(dtypes)
-    small = np.zeros(len(tensors), dtype=np.bool_)
-    small[alone] = True
-    small &= np.array(spans.contiguous, dtype=np.bool_) & (spans.nbytes < SMALL_NBYTES)
+    left = np.zeros(len(tensors), dtype=np.bool_)
+    left[alone] = True
+    small = left & np.array(spans.contiguous, dtype=np.bool_) & (spans.nbytes < SMALL_NBYTES)
     if not set(kinds) <= _PACKABLE:
         small &= np.array([dtype in _PACKABLE for dtype in dtypes], dtype=np.bool_)
     small &= np.cumsum(np.where(small, spans.nbytes, 0)) <= PACKED_NBYTES
@@ -116,8 +120,9 @@ def _packs(
         if len(kinds) > 1:
             alike = small & np.array([one is dtype for one in dtypes], dtype=np.bool_)
         packs += _filled(np.flatnonzero(alike), spans)
-    packed = {index for pack in packs for index in pack}
-    return packs, [index for index in alone if index not in packed]
+    for pack in packs:
+        left[pack] = False
+    return packs, np.flatnonzero(left).tolist()
 
 
 def _filled(indices: Column, spans: Spans) -> Iterator[list[int]]:
@@ -132,13 +137,17 @@ def _filled(indices: Column, spans: Spans) -> Iterator[list[int]]:
         begin = max(end, begin + 1)
 
 
-def _packed(tensors: list[Tensor], *, mixed: bool) -> Tensor:
+def _packed(tensors: list[Tensor], nbytes: int, *, mixed: bool) -> Tensor:
     """Contiguous tensors of one dtype, copied one after another; to the CPU if they are `mixed`."""
     if mixed:
         tensors = [tensor.cpu() for tensor in tensors]
     with torch.no_grad():
         flat = [tensor if tensor.ndim == 1 else tensor.view(-1) for tensor in tensors]
-        return torch.cat(flat).view(torch.uint8)
+        if tensors[0].device.type != "cpu":
+            return torch.cat(flat).view(torch.uint8)
+        made = new_bytes(nbytes)
+        torch.cat(flat, out=made.view(tensors[0].dtype))
+        return made
 
 
 def _overlapping(indices: list[int], tensors: Sequence[Tensor]) -> list[list[_Range]]:

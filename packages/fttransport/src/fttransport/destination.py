@@ -8,12 +8,15 @@ not have is made new.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -27,7 +30,7 @@ from fttransport.memory import Spans, is_dense, new_bytes, storage_bytes, used_s
 from fttransport.placements import make_dtensor, why_not_alike
 from fttransport.snapshot import PLAIN, local_part
 from fttransport.stream import Stream
-from fttransport.table import Entry, Form
+from fttransport.table import Column, Entry
 from fttransport.views import views_of
 
 
@@ -49,7 +52,7 @@ class Destination:
     def _prepare(self, target: object | None) -> None:
         manifest = self.manifest
         self._places = _Places(manifest, self._codec)
-        self._own = _own_tensors(self._places, target)
+        self._own = _Own.of(self._places, target)
         self._check()
         self._direct = self._direct_blocks()
         self._staged = self._staged_tensors()
@@ -69,8 +72,11 @@ class Destination:
 
         After this the stream is the receiver's state as it was, as far as it has one.
         """
-        raw = self._raw({own.number for own in self._staged})
-        _copy_all([raw[own.number] for own in self._staged], [own.local for own in self._staged])
+        own = self._own
+        raw = self._raw({own.numbers[i] for i in self._staged})
+        _copy_all(
+            [raw[own.numbers[i]] for i in self._staged], [own.locals[i] for i in self._staged]
+        )
 
     def finish(self) -> object:
         """Hand over the state: the source's tree, with the target's own tensors in it.
@@ -81,26 +87,63 @@ class Destination:
             return self._finish()
 
     def _finish(self) -> object:
-        found: list[Tensor | None] = [None] * len(self._places.numbers)
-        for own in self._own:
-            found[own.place] = own.tensor
-        fresh = {n for n, one in zip(self._places.numbers, found, strict=True) if one is None}
-        raw = self._raw(fresh | {own.number for own in self._staged})
-        _copy_all([own.local for own in self._staged], [raw[own.number] for own in self._staged])
-        self._dress(raw, fresh)
+        own = self._own
+        fresh = self._fresh_tensors()
+        rest = self._move_bytes()
+        raw = self._raw({own.numbers[i] for i in rest})
+        _copy_all([own.locals[i] for i in rest], [raw[own.numbers[i]] for i in rest])
         made = iter(
-            raw[number] if one is None else one
-            for number, one in zip(self._places.numbers, found, strict=True)
+            fresh[number] if one is None else one
+            for number, one in zip(self._places.numbers, own.found, strict=True)
         )
         # A tree is decoded in the same order every time.
         return self._codec.decode(
             self.manifest.tree, lambda numbers, paths: list(islice(made, len(numbers)))
         )
 
+    def _fresh_tensors(self) -> dict[int, Tensor]:
+        """The tensors that the target does not have."""
+        places = zip(self._places.numbers, self._own.found, strict=True)
+        fresh = self._raw({number for number, one in places if one is None})
+        self._dress(fresh)
+        return fresh
+
+    def _move_bytes(self) -> list[int]:
+        """Move the bytes of staged tensors that lie alike on both sides; give the other tensors.
+
+        Moved by address, for a tensor made of each one's bytes would cost more than the move.
+        """
+        table, own = self.manifest.tensors, self._own
+        staged = np.array(self._staged, dtype=np.int64)
+        numbers = np.array(own.numbers, dtype=np.int64)[staged]
+        locals_ = [own.locals[i] for i in self._staged]
+        start = np.fromiter(map(Tensor.data_ptr, locals_), np.int64, len(locals_))
+        nbytes = table.spans[table.form[numbers]]
+        # A tensor may have been given other memory since.
+        alike = self._alike(numbers, staged) & (start == own.spans.start[staged])
+        base = np.array([block.data_ptr() for block in self.stream.blocks], dtype=np.int64)
+        source = (base[table.block[numbers]] + table.offset[numbers])[alike]
+        moves = zip(start[alike].tolist(), source.tolist(), nbytes[alike].tolist(), strict=True)
+        for target, origin, length in moves:
+            ctypes.memmove(target, origin, length)
+        return list(staged[~alike].tolist())
+
+    def _alike(self, numbers: Column, staged: Column) -> NDArray[np.bool_]:
+        """Which of the staged tensors have their bytes in the same order as their entries."""
+        table, own = self.manifest.tensors, self._own
+        simple = np.array(["complex" not in form.dtype for form in table.forms], dtype=np.bool_)
+        alike: NDArray[np.bool_] = (table.row_major & simple)[table.form[numbers]]
+        alike &= np.array(own.spans.contiguous, dtype=np.bool_)[staged]
+        alike &= ~np.array([own.locals[i].is_neg() for i in staged.tolist()], dtype=np.bool_)
+        if any(device.type != "cpu" for device in set(own.spans.devices)):
+            on_cpu = [device.type == "cpu" for device in own.spans.devices]
+            alike &= np.array(on_cpu, dtype=np.bool_)[staged]
+        return alike
+
     def _raw(self, numbers: set[int]) -> dict[int, Tensor]:
         return views_of(self.manifest.tensors, numbers, self.stream.blocks)
 
-    def _dress(self, raw: dict[int, Tensor], fresh: set[int]) -> None:
+    def _dress(self, fresh: dict[int, Tensor]) -> None:
         """Make the tensors of entries that are more than plain bytes what they are."""
         table = self.manifest.tensors
         special = {i for i, form in enumerate(table.forms) if form.flags or form.layout is not None}
@@ -108,7 +151,7 @@ class Destination:
             return
         for number, form in enumerate(table.form.tolist()):
             if form in special and number in fresh:
-                raw[number] = self._dressed(table[number], raw[number], number)
+                fresh[number] = self._dressed(table[number], fresh[number], number)
 
     def _dressed(self, entry: Entry, raw: Tensor, number: int) -> Tensor:
         made = raw
@@ -128,35 +171,48 @@ class Destination:
             except PlanError as error:
                 numbers = np.flatnonzero(table.form == index).tolist()
                 problems += [f"state{self._places.path_of(n)}: {error}" for n in numbers[:20]]
-        if not problems:
-            forms = [(form, torch_dtype(form.dtype)) for form in table.forms]
-            column = table.form.tolist()
-            for own in self._own:
-                form, dtype = forms[column[own.number]]
-                if not _fits_plainly(form, dtype, own.tensor):
-                    why = _why_unfit(table[own.number], own.tensor, own.local)
-                    problems += [] if why is None else [f"state{own.path}: {why}"]
+        problems += [] if problems else self._misfits()
         problems += self._shared_memory()
         if problems:
             raise LayoutMismatch("nothing was written: " + "; ".join(problems[:20]))
 
+    def _misfits(self) -> list[str]:
+        """Which of the target's tensors cannot take their entries, and why."""
+        table, own = self.manifest.tensors, self._own
+        forms = [table.forms[i] for i in table.form[own.numbers].tolist()]
+        dtypes = {form.dtype: torch_dtype(form.dtype) for form in table.forms}
+        if (
+            set(map(type, own.tensors)) <= PLAIN
+            and [tensor.dtype for tensor in own.tensors] == [dtypes[form.dtype] for form in forms]
+            and [tensor.shape for tensor in own.tensors] == [form.shape for form in forms]
+            and not any(form.layout for form in table.forms)
+            and all(own.spans.contiguous)
+            and not any(device.type == "meta" for device in set(own.spans.devices))
+        ):
+            # All are plain and alike, as mostly.
+            return []
+        problems = []
+        for number, path, tensor, local in own.rows():
+            why = _why_unfit(table[number], tensor, local)
+            problems += [] if why is None else [f"state{path}: {why}"]
+        return problems
+
     def _shared_memory(self) -> list[str]:
         """Where two of the target's tensors share memory, and the source's do not."""
-        locals_ = [own.local for own in self._own]
-        spans = Spans.of(locals_)
-        _, groups = spans.overlapping()
+        own = self._own
+        _, groups = own.spans.overlapping()
         problems = []
         for group in groups:
             for one, other in pairwise(group):
-                reach = spans.start[one] + spans.nbytes[one]
-                if spans.start[other] < reach and not self._overlap_at_source(one, other):
-                    paths = f"state{self._own[one].path} and state{self._own[other].path}"
+                reach = own.spans.start[one] + own.spans.nbytes[one]
+                if own.spans.start[other] < reach and not self._overlap_at_source(one, other):
+                    paths = f"state{own.paths[one]} and state{own.paths[other]}"
                     problems.append(f"{paths} share memory here, and not at the source")
         return problems
 
     def _overlap_at_source(self, one: int, other: int) -> bool:
         table = self.manifest.tensors
-        first, second = self._own[one].number, self._own[other].number
+        first, second = self._own.numbers[one], self._own.numbers[other]
         begin, end = (table.offset[n] + table.spans[table.form[n]] for n in (first, second))
         return bool(
             table.block[first] == table.block[second]
@@ -166,25 +222,23 @@ class Destination:
 
     def _direct_blocks(self) -> dict[int, Tensor]:
         """The target's own memory of each block that can arrive there."""
-        if not self._own:
+        table, own = self.manifest.tensors, self._own
+        if not own.numbers:
             return {}
-        table = self.manifest.tensors
         used = np.array(self._places.numbers, dtype=np.int64)
         # A block with a tensor that begins further on has several, which lie elsewhere here.
-        several = set(table.block[used[table.offset[used] != 0]].tolist()) | {-1}
+        several = np.union1d(table.block[used[table.offset[used] != 0]], [-1])
         users: dict[int, set[tuple[object, ...]]] = {}
-        blocks, forms = table.block.tolist(), table.form.tolist()
-        for number in self._places.numbers:
-            if blocks[number] not in several:
-                form = table.forms[forms[number]]
-                users.setdefault(blocks[number], set()).add((form.shape, form.stride))
+        for number in used[~np.isin(table.block[used], several)].tolist():
+            entry = table[number]
+            users.setdefault(entry.block, set()).add((entry.shape, entry.stride))
         found: dict[int, Tensor] = {}
-        for own in self._own:
-            block = blocks[own.number]
-            if block in several or block in found or len(users[block]) != 1:
-                continue
-            if self._lies_alike(table[own.number], own.local):
-                found[block] = storage_bytes(own.local, *used_span(own.local))
+        wanted = ~np.isin(table.block[own.numbers], several)
+        for index in np.flatnonzero(wanted).tolist():
+            entry, local = table[own.numbers[index]], own.locals[index]
+            alone = entry.block not in found and len(users[entry.block]) == 1
+            if alone and self._lies_alike(entry, local):
+                found[entry.block] = storage_bytes(local, *used_span(local))
         return found
 
     def _lies_alike(self, entry: Entry, local: Tensor) -> bool:
@@ -198,21 +252,22 @@ class Destination:
             and not (local.is_conj() or local.is_neg())
         )
 
-    def _staged_tensors(self) -> list[_Own]:
-        """The target's tensors whose bytes do not arrive in themselves."""
-        blocks = self.manifest.tensors.block.tolist()
+    def _staged_tensors(self) -> list[int]:
+        """The indices of the target's tensors whose bytes do not arrive in themselves."""
+        table, own = self.manifest.tensors, self._own
         return [
-            own
-            for own in self._own
-            if (block := blocks[own.number]) >= 0
-            and (block not in self._direct or not self._is_direct(own, self._direct[block]))
+            index
+            for index, block in enumerate(table.block[own.numbers].tolist())
+            if block >= 0
+            and (block not in self._direct or not self._is_direct(index, self._direct[block]))
         ]
 
-    def _is_direct(self, own: _Own, direct: Tensor) -> bool:
+    def _is_direct(self, index: int, direct: Tensor) -> bool:
         """Whether bytes that arrive in a block are those of the target's tensor."""
-        if direct.data_ptr() != own.local.data_ptr():
+        local = self._own.locals[index]
+        if direct.data_ptr() != local.data_ptr():
             return False
-        return _same_order(self.manifest.tensors[own.number], own.local)
+        return _same_order(self.manifest.tensors[self._own.numbers[index]], local)
 
 
 class _Places:
@@ -245,45 +300,46 @@ class _Places:
         )
 
 
-class _Own(NamedTuple):
-    """A tensor of the target that stands at a place of the source's tree; `local` is its part."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Own:
+    """The tensors of the target that stand at places of the source's tree.
 
-    place: int
-    number: int
-    path: str
-    tensor: Tensor
-    local: Tensor
+    `found` has for each place the target's tensor or None; the others an element for each that
+    there is: the number of its entry, its key path, itself, the receiver's own part of it.
+    """
 
+    found: list[Tensor | None]
+    numbers: list[int]
+    paths: list[str]
+    tensors: list[Tensor]
+    locals: list[Tensor]
+    spans: Spans
 
-def _own_tensors(places: _Places, target: object | None) -> list[_Own]:
-    targets = {} if target is None else dict(walk(target))
-    if not targets:
-        return []
-    found = []
-    for place, (number, path) in enumerate(zip(places.numbers, places.paths(), strict=True)):
-        tensor = targets.get(path)
-        if tensor is not None:
-            local = tensor if type(tensor) in PLAIN else local_part(tensor)
-            found.append(_Own(place, number, path, tensor, local))
-    return found
+    @classmethod
+    def of(cls, places: _Places, target: object | None) -> _Own:
+        targets = {} if target is None else dict(walk(target))
+        if not targets:
+            return cls([None] * len(places.numbers), [], [], [], [], Spans.of([]))
+        paths = places.paths()
+        found = list(map(targets.get, paths))
+        there = [index for index, one in enumerate(found) if one is not None]
+        tensors = [one for one in found if one is not None]
+        locals_ = tensors
+        if not set(map(type, tensors)) <= PLAIN:
+            locals_ = [local_part(tensor) for tensor in tensors]
+        numbers = [places.numbers[index] for index in there]
+        own_paths = [paths[index] for index in there]
+        return cls(found, numbers, own_paths, tensors, locals_, Spans.of(locals_))
+
+    def rows(self) -> Iterator[tuple[int, str, Tensor, Tensor]]:
+        """Number, path, tensor and part of each."""
+        return zip(self.numbers, self.paths, self.tensors, self.locals, strict=True)
 
 
 def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    if targets:
-        with torch.no_grad():
-            torch._foreach_copy_(targets, sources)
-
-
-def _fits_plainly(form: Form, dtype: torch.dtype, target: Tensor) -> bool:
-    """Whether a plain tensor can take a plain entry; where not, the reason is found elsewhere."""
-    return (
-        type(target) in PLAIN
-        and form.layout is None
-        and target.dtype is dtype
-        and target.shape == form.shape
-        and target.is_contiguous()
-        and not target.is_meta
-    )
+    with torch.no_grad():
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
 
 
 def _why_unfit(entry: Entry, target: Tensor, local: Tensor) -> str | None:
