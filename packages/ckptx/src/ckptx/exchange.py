@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, cast
+from typing import Final, Literal, TypeAlias, cast
 
 import torch
 
@@ -29,6 +29,12 @@ from distcore.v1.runtime import agree, execute, run_together, scratch
 ALGORITHMS: Final = ("broadcast", "gather_rounds", "gather_object", "planned")
 STEP_BY_STEP: Final = ("broadcast", "gather_rounds")
 DEFAULT_STAGING_NBYTES: Final = 64 << 20
+
+
+# The inner forms of quantised tensors that a rank sends, and of those that it receives in.
+Forms: TypeAlias = tuple[dict[str, str], dict[str, str]]
+# The tensors that a rank sends from, and those that it receives in, by the plan's keys.
+Ends: TypeAlias = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
 
 
 class UnknownAlgorithmError(CheckpointPlanError, NotImplementedError):
@@ -104,16 +110,17 @@ def exchange(
     options = options or ExchangeOptions()
     timeout_s = options.timeout_s
 
-    def prepare() -> tuple[Part, Tensors]:
+    def prepare() -> tuple[Part, Tensors, Forms]:
         options.check(algorithm)
         work = Part.checked(loaded, needed, distribution, channel)
-        return work, work.room(channel.device if options.device is None else options.device)
+        room = work.room(channel.device if options.device is None else options.device)
+        return work, room, work.forms(room)
 
     # The label carries the options, so that ranks with other ones are in another call.
-    work, room = run_together(options.label(algorithm), prepare, channel, timeout_s=timeout_s)
+    work, room, own = run_together(options.label(algorithm), prepare, channel, timeout_s=timeout_s)
     if algorithm == "planned" and options.same_host == "auto":
         channel = _with_short_ways(channel, timeout_s)
-    forms = _agree_on_forms(work, room, channel, timeout_s)
+    forms = _agree_on_forms(work, own, channel, timeout_s)
     if algorithm == "planned" and options.verify is None:
         sent, got = _exchange_packed(work, room, forms, channel, options)
     else:
@@ -129,13 +136,12 @@ def _with_short_ways(channel: Channel, timeout_s: float | None) -> Channel:
 
 
 def _agree_on_forms(
-    work: Part, room: Tensors, channel: Channel, timeout_s: float | None
+    work: Part, own: Forms, channel: Channel, timeout_s: float | None
 ) -> dict[str, str]:
     """The inner forms of all quantised shards that move, which fit on every rank. Collective.
 
     One small exchange where no rank has any.
     """
-    own = work.forms(room)
     data = json.dumps(own).encode() if any(own) else b""
     rows = gather_bytes(data, channel, timeout_s=timeout_s)
     if not any(rows):
@@ -162,15 +168,15 @@ def _exchange_singly(
     """Move every tensor as one of its own; the bytes that were sent and received. Collective."""
     algorithm, options = how
     plan, dtypes = plan_of(work.entries(forms), channel.ranks)
-    tensors = work.sources(), work.places(room)
+    ends, failure = _attempted(lambda: (work.sources(), work.places(room)))
     if algorithm not in STEP_BY_STEP:
-        return _move(plan, channel, tensors, options)
+        return _move(plan, channel, ends, options, failure)
     # The executor compares plans and dtypes itself; here the ranks do it before the steps.
-    terms = {"plan": plan.digest, **dtypes}
+    terms = {"plan": plan.digest, **dtypes} if failure is None else failure
     agree("exchange shards step by step", terms, channel, timeout_s=options.timeout_s)
     rounds = algorithm == "gather_rounds"
     steps = steps_by_round(plan, dtypes) if rounds else steps_by_tensor(plan)
-    return play(steps, channel, *tensors, timeout_s=options.timeout_s)
+    return play(steps, channel, *ends, timeout_s=options.timeout_s)
 
 
 def _exchange_packed(
@@ -187,23 +193,22 @@ def _exchange_packed(
     singly, device, index = replace(work, crossing=rest), channel.device, channel.index
     timeout_s = options.timeout_s
 
-    def pack() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def pack() -> Ends:
         out = {p.key: p.fill(work.loaded, device) for p in packs if p.moves[0].main == index}
         into = {p.key: scratch(p.nbytes, device) for p in packs if index in p.moves[0].others}
-        return out, into
+        return {**out, **singly.sources()}, {**into, **singly.places(room)}
 
     def unpack() -> None:
         for p in packs:
-            if p.key in arrived:
-                p.empty_into(arrived[p.key], room, device)
+            if index in p.moves[0].others:
+                p.empty_into(ends[1][p.key], room, device)
 
-    packed, arrived = run_together("pack shards", pack, channel, timeout_s=timeout_s)
+    ends, failure = _attempted(pack)
     entries: list[Entry] = [(p.key, "uint8", (p.nbytes,), p.moves[0]) for p in packs]
     plan, _ = plan_of([*entries, *singly.entries(forms)], channel.ranks)
-    tensors = {**packed, **singly.sources()}, {**arrived, **singly.places(room)}
     half = replace(options, max_staging_bytes=max(options.max_staging_bytes // 2, 1 << 16))
     try:
-        moved = _move(plan, channel, tensors, half)
+        moved = _move(plan, channel, ends, half, failure)
     except DisagreementError:
         # All ranks are here, with plans that differ; let them see which shards do.
         shards = {key: f"{dtype} {shape}" for key, dtype, shape, _ in work.entries(forms)}
@@ -213,20 +218,33 @@ def _exchange_packed(
     return moved
 
 
+def _attempted(fn: Callable[[], Ends]) -> tuple[Ends, BaseException | None]:
+    """What `fn` returns, or why it failed; the peers are told later, when they listen."""
+    try:
+        return fn(), None
+    except BaseException as error:  # noqa: BLE001 - told to all ranks, and raised by them
+        return ({}, {}), error
+
+
 def _move(
     plan: Plan,
     channel: Channel,
-    tensors: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]],
+    ends: Ends,
     options: ExchangeOptions,
+    failure: BaseException | None,
 ) -> tuple[int, int]:
-    """Carry out a plan; the bytes that this rank sent and received. Collective."""
+    """Carry out a plan; the bytes that this rank sent and received. Collective.
+
+    With a `failure` of this rank nothing moves, and every rank raises.
+    """
     moved = execute(
         plan,
         channel,
-        *tensors,
+        *ends,
         max_staging_bytes=options.max_staging_bytes,
         verify=options.verify,
         timeout=options.timeout_s,
         same_host=options.same_host,
+        failure=failure,
     )
     return moved.nbytes_sent, moved.nbytes_received

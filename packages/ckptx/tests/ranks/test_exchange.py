@@ -453,6 +453,51 @@ def test_room_that_one_rank_cannot_make_fails_all(algorithm: str) -> None:
         assert "nowhere" in error.failures[1]
 
 
+class Hollow(torch.Tensor):
+    """A tensor without memory that does not tell what is inside."""
+
+    @classmethod
+    def of(cls, like: torch.Tensor) -> Hollow:
+        made: Hollow = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)  # type: ignore[attr-defined]
+        return made
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        raise TypeError(f"a Hollow has nothing for {func}")
+
+
+@NEED_ONLY
+@pytest.mark.parametrize("count", [1, 80])
+def test_a_tensor_that_cannot_be_sent_fails_all_before_anything_moves(
+    algorithm: str, count: int
+) -> None:
+    """Alone, and beside so many small shards that those are packed."""
+    tensors = {f"w{at:02}": noise((4,), torch.float32) for at in range(count)}
+    case = Case(tensors, dict.fromkeys(tensors, (0, 1)))
+
+    def job(channel: Channel) -> None:
+        loaded, needed = case.loaded(channel.rank), case.needed(channel.rank)
+        for shard in needed.values():
+            shard.data = torch.full((4,), 3.0)
+        if channel.rank == 0:
+            name = next(iter(loaded))
+            loaded[name] = Hollow.of(loaded[name])
+        try:
+            exchange(
+                loaded, needed, case.distribution, channel, algorithm=algorithm, options=OPTIONS
+            )
+        finally:
+            places = [shard.data for shard in needed.values() if shard.data is not None]
+            if not all(bool((place == 3).all()) for place in places):
+                raise RuntimeError("something moved")
+
+    for error in rank_threads(2, job).raised(PeerError, within_s=5):
+        assert list(error.failures) == [0]
+        assert "Hollow" in error.failures[0]
+
+
 @pytest.mark.parametrize("algorithm", ["broadcast", "gather_rounds"])
 def test_a_tensor_that_cannot_be_written_fails_all_at_the_end(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
