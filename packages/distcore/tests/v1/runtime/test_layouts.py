@@ -286,7 +286,7 @@ def emptied(tensor: torch.Tensor) -> torch.Tensor:
     return DTensor(torch.zeros(0), tensor._spec, requires_grad=False)
 
 
-@pytest.mark.parametrize("placement", [Partial(), Partial("max")], ids=str)
+@pytest.mark.parametrize("placement", [Partial(), Partial("max")], ids=["sum", "max"])
 def test_a_partial_tensor_is_refused(placement: Placement) -> None:
     with world(0, 2):
         mesh = init_device_mesh("cpu", (2,))
