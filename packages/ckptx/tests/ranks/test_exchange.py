@@ -458,13 +458,13 @@ class Hollow(torch.Tensor):
 
     @classmethod
     def of(cls, like: torch.Tensor) -> Hollow:
-        made: Hollow = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)  # type: ignore[attr-defined]
+        made: Hollow = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)
         return made
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
-    ) -> object:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: object, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise TypeError(f"a Hollow has nothing for {func}")
 
 
