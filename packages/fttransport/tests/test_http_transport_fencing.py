@@ -6,10 +6,13 @@ Whatever a reader gets is what was staged for the step that it asked for: a chan
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,7 +22,33 @@ from fttransport import HTTPTransport, TransportError
 
 LIMIT = timedelta(seconds=5)
 SHORT = timedelta(seconds=0.2)
-NUMEL = 500_000
+NUMEL = 1_000_000
+
+
+def begun(address: str, step: int) -> socket.socket:
+    """A connection that has been let in, and has taken only the beginning of its answer."""
+    parts = urlsplit(address)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    sock.settimeout(5)
+    sock.connect((parts.hostname, parts.port))
+    sock.sendall(f"GET {parts.path}{step}/full HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    assert sock.recv(12, socket.MSG_PEEK) == b"HTTP/1.1 200"
+    return sock
+
+
+def the_rest(sock: socket.socket) -> set[int]:
+    """The different words of an answer, as far as it still comes."""
+    data = bytearray()
+    with sock:
+        try:
+            while len(data) < 8 * NUMEL and (piece := sock.recv(1 << 20)):
+                data += piece
+        except ConnectionError:
+            pass
+    body = data.partition(b"\r\n\r\n")[2]
+    whole = len(body) // 8
+    return set(torch.frombuffer(body, dtype=torch.int64, count=whole).tolist()) if whole else set()
 
 
 class Fencing(RuleBasedStateMachine):
@@ -28,7 +57,7 @@ class Fencing(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         # Without digests, so that a reader would really see a change.
-        self.source: HTTPTransport[Any] = HTTPTransport(timedelta(seconds=2), 0, verify=None)
+        self.source: HTTPTransport[Any] = HTTPTransport(timedelta(seconds=0.15), 0, verify=None)
         self.receiver: HTTPTransport[Any] = HTTPTransport(timedelta(seconds=2), 2)
         self.pool = ThreadPoolExecutor(3)
         self.w = torch.zeros(NUMEL, dtype=torch.int64)
@@ -39,6 +68,8 @@ class Fencing(RuleBasedStateMachine):
         self.staged: dict[int, int] = {}
         self.step = -1
         self.readers: list[tuple[int, Future[Any]]] = []
+        # Those that have begun to read and go on much later.
+        self.slow: list[tuple[int, socket.socket]] = []
 
     @precondition(lambda self: not self.open and not self.ended)
     @rule()
@@ -50,6 +81,39 @@ class Fencing(RuleBasedStateMachine):
         self.staged[self.step] = self.version
         self.source.send_checkpoint([], self.step, {"w": self.w}, LIMIT)
         self.open = True
+
+    @precondition(lambda self: self.open)
+    @rule()
+    def send_another_over_it(self) -> None:
+        """Stage a new version in place of the one that is served, in other memory."""
+        self.version += 1
+        self.w = torch.full((NUMEL,), self.version)
+        self.step = self.version
+        self.staged[self.step] = self.version
+        self.source.send_checkpoint([], self.step, {"w": self.w}, LIMIT)
+
+    @precondition(lambda self: self.ended)
+    @rule()
+    def send_after_the_end(self) -> None:
+        """Nothing is served any more, and who tries is told."""
+        with pytest.raises(RuntimeError, match="shut down"):
+            self.source.send_checkpoint([], 1, {"w": self.w}, LIMIT)
+        with pytest.raises(RuntimeError, match="shut down"):
+            self.source.allow_checkpoint(1)
+
+    @precondition(lambda self: self.open and len(self.slow) < 3)
+    @rule()
+    def begin_to_read(self) -> None:
+        """Ask for everything, and take only the beginning of it."""
+        sock = begun(self.source.address(), self.step)
+        self.slow.append((self.staged[self.step], sock))
+
+    @precondition(lambda self: self.slow)
+    @rule()
+    def read_on(self) -> None:
+        """Read what still comes: all of it is of the version that was asked for."""
+        version, sock = self.slow.pop(0)
+        assert the_rest(sock) <= {version}
 
     @precondition(lambda self: self.open)
     @rule()
@@ -106,6 +170,8 @@ class Fencing(RuleBasedStateMachine):
         """Let every reader come to its end, and look at it."""
         for reader in self.readers:
             self._look_at(*reader)
+        while self.slow:
+            self.read_on()
         self.source.shutdown()
         self.receiver.shutdown()
         self.pool.shutdown()
@@ -122,4 +188,16 @@ class Fencing(RuleBasedStateMachine):
 
 
 TestFencing = Fencing.TestCase
-TestFencing.settings = settings(max_examples=12, stateful_step_count=12, deadline=None)
+TestFencing.settings = settings(max_examples=10, stateful_step_count=10, deadline=None)
+
+
+def test_a_change_never_reaches_a_reader_in_the_middle() -> None:
+    """It is cut off before `disallow_checkpoint` returns, and not told more."""
+    w = torch.ones(5 * NUMEL, dtype=torch.int64)
+    source: HTTPTransport[Any] = HTTPTransport(timedelta(seconds=0.15), 0, verify=None)
+    source.send_checkpoint([], 1, {"w": w}, LIMIT)
+    sock = begun(source.address(), 1)
+    source.disallow_checkpoint()
+    w.fill_(2)
+    assert the_rest(sock) == {1}
+    source.shutdown()
