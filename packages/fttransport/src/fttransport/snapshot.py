@@ -114,7 +114,7 @@ def _taken(
 def _digested(bare: Manifest, stream: Stream, digester: Digester | None) -> Manifest:
     if digester is None:
         return bare
-    found = tuple(stream.digest(bare, i, digester) for i in range(bare.num_chunks))
+    found = stream.digests(bare, digester)
     return replace(bare, algorithm=digester.algorithm, digests=found)
 
 

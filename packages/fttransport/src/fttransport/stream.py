@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -12,6 +15,9 @@ from torch import Tensor
 from fttransport.digests import Digester
 from fttransport.manifest import Manifest
 from fttransport.memory import buffer_of
+
+_THREADED_NBYTES: Final = 64 << 20
+_THREADS: Final = min(4, os.cpu_count() or 1)
 
 
 class Stream:
@@ -47,6 +53,18 @@ class Stream:
     def tensors(self, start: int, stop: int) -> list[Tensor]:
         """The same as flat uint8 tensors."""
         return [torch.frombuffer(part, dtype=torch.uint8) for part in self.part(start, stop)]
+
+    def digests(self, manifest: Manifest, digester: Digester) -> tuple[str, ...]:
+        """The digests of all chunks as they are in memory now; those of a large stream at once."""
+        chunks = range(manifest.num_chunks)
+        if manifest.nbytes < _THREADED_NBYTES:
+            return tuple(self.digest(manifest, chunk, digester) for chunk in chunks)
+        size = -(-len(chunks) // _THREADS)
+        parts = [chunks[start : start + size] for start in range(0, len(chunks), size)]
+        # Digesting lets go of the interpreter's lock.
+        with ThreadPoolExecutor(len(parts), thread_name_prefix="fttransport-digest") as pool:
+            done = pool.map(lambda part: [self.digest(manifest, i, digester) for i in part], parts)
+            return tuple(digest for digests in done for digest in digests)
 
     def digest(self, manifest: Manifest, chunk: int, digester: Digester) -> str:
         """The digest of a chunk as it is in memory now."""
