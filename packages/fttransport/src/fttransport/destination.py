@@ -134,7 +134,7 @@ class Destination:
         simple = np.array(["complex" not in form.dtype for form in table.forms], dtype=np.bool_)
         alike: NDArray[np.bool_] = (table.row_major & simple)[table.form[numbers]]
         alike &= np.array(own.spans.contiguous, dtype=np.bool_)[staged]
-        alike &= ~np.array([own.locals[i].is_neg() for i in staged.tolist()], dtype=np.bool_)
+        alike &= ~np.fromiter(map(Tensor.is_neg, own.locals), np.bool_, len(own.locals))[staged]
         if any(device.type != "cpu" for device in set(own.spans.devices)):
             on_cpu = [device.type == "cpu" for device in own.spans.devices]
             alike &= np.array(on_cpu, dtype=np.bool_)[staged]
@@ -322,14 +322,16 @@ class _Own:
             return cls([None] * len(places.numbers), [], [], [], [], Spans.of([]))
         paths = places.paths()
         found = list(map(targets.get, paths))
-        there = [index for index, one in enumerate(found) if one is not None]
         tensors = [one for one in found if one is not None]
+        numbers = places.numbers
+        if len(tensors) < len(found):
+            there = [index for index, one in enumerate(found) if one is not None]
+            numbers = [numbers[index] for index in there]
+            paths = [paths[index] for index in there]
         locals_ = tensors
         if not set(map(type, tensors)) <= PLAIN:
             locals_ = [local_part(tensor) for tensor in tensors]
-        numbers = [places.numbers[index] for index in there]
-        own_paths = [paths[index] for index in there]
-        return cls(found, numbers, own_paths, tensors, locals_, Spans.of(locals_))
+        return cls(found, numbers, paths, tensors, locals_, Spans.of(locals_))
 
     def rows(self) -> Iterator[tuple[int, str, Tensor, Tensor]]:
         """Number, path, tensor and part of each."""
