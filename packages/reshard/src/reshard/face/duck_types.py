@@ -72,7 +72,10 @@ class TensorLike(Protocol):
 
 
 class Communicator(Protocol):
-    """A communicator in the manner of nccl4py; peers and roots are its own ranks."""
+    """A communicator in the manner of nccl4py; peers and roots are its own ranks.
+
+    Where it says how many ranks it has (`nranks`), they can tell each other of mistakes.
+    """
 
     def send(self, buffer: torch.Tensor, peer: int, stream: object) -> object:
         """Send `buffer` to `peer`."""
