@@ -348,6 +348,49 @@ def test_orbax_3181_a_slow_source_hangs_nobody(
             assert isinstance(error, OSError | RuntimeError | ValueError), error
 
 
+# Damage on the way
+
+
+class Noisy(Counted):
+    """A channel on which a bit of every larger message flips."""
+
+    def start(
+        self, sends: list[Message], receives: list[Message], *, timeout_s: float | None = None
+    ) -> Pending:
+        for message in sends:
+            for buffer in message.buffers:
+                if buffer.numel() >= 1000:
+                    buffer[77] ^= 4
+        return self._inner.start(sends, receives, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("verify", [True, "xxh3", False])
+def test_torchtitan_4011_a_bit_that_flips_between_ranks_is_found(
+    tmp_path: Path, verify: Any
+) -> None:
+    """Where the checkpoint has digests, or the caller asks for proof; not otherwise."""
+    whole = numbered(1 << 10)
+    if verify is True:
+        ckptx.save({"w": whole}, tmp_path / "x")
+    else:
+        (tmp_path / "x").mkdir()
+        save_file({"w": whole}, tmp_path / "x" / "model.safetensors")
+
+    def job(channel: Channel) -> int:
+        noisy: Any = Noisy(channel)
+        mine = {"w": torch.zeros_like(whole)}
+        ckptx.load(mine, tmp_path / "x", group=noisy, same_host="off", verify=verify, timeout=10)
+        return int((mine["w"] != whole).sum())
+
+    outcomes = rank_threads(2, job)
+    if verify:
+        for error in outcomes.raised(CheckpointingException, within_s=8):
+            assert "'w'" in str(error)
+            assert "not those that were sent" in str(error)
+    else:
+        assert sorted(outcomes.values()) in ([0, 1], [1, 1])
+
+
 # Destinations
 
 
