@@ -251,6 +251,18 @@ def call(channel: Channel, **changes: Any) -> torch.Tensor | None:
     return dst
 
 
+class Adrift(Ref):
+    """A reference that cannot say where it is."""
+
+    @property
+    def device(self) -> torch.device:
+        raise RuntimeError("the device is gone")
+
+    @device.setter
+    def device(self, value: object) -> None:
+        pass
+
+
 class Lost(Ref):
     """A reference of which the local tensor cannot be had."""
 
@@ -272,6 +284,11 @@ FAULTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "count": ({"src_placement": [Shard(0), R]}, ValueError, "has 2 entries for a 1D mesh"),
     "partial": ({"src_placement": [Partial()]}, NotImplementedError, "only Shard and Replicate"),
     "exception": ({"dst_tensor": Lost(None, WHOLE)}, RuntimeError, "the storage is gone"),
+    "device": (
+        {"src_tensor": None, "dst_tensor": Adrift(None, WHOLE)},
+        RuntimeError,
+        "the device is gone",
+    ),
 }
 """What rank 3 gives instead, and what it raises itself."""
 

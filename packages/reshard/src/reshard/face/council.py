@@ -39,10 +39,9 @@ class Council:
     def over(cls, group: StatelessGroup, tensors: tuple[object, ...], stream: Any) -> Council:
         """The council for a transfer of these tensors, on the device of the first that has one."""
         # nccl4py's communicator knows the number of its CUDA device.
-        owners = (*tensors, group.nccl_communicator)
-        devices: list[Any] = [getattr(owner, "device", None) for owner in owners]
-        device = next((one for one in devices if one is not None), "cpu")
-        return cls(group, torch.device(device), stream)
+        devices = map(_device_of, (*tensors, group.nccl_communicator))
+        device = next((one for one in devices if one is not None), torch.device("cpu"))
+        return cls(group, device, stream)
 
     @contextmanager
     def step(self, label: str, tell: Callable[[], str] = str) -> Iterator[None]:
@@ -101,3 +100,11 @@ class Council:
         if not isinstance(size, int) or not hasattr(communicator, "allgather"):
             return 0
         return size
+
+
+def _device_of(owner: object) -> torch.device | None:
+    try:
+        device: Any = getattr(owner, "device", None)
+        return None if device is None else torch.device(device)
+    except Exception:  # noqa: BLE001 - raised again where a step reads it, and told then
+        return None
