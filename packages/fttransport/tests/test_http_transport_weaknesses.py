@@ -30,7 +30,6 @@ from fttransport import (
     CodecRefused,
     DeadlineExceeded,
     HTTPTransport,
-    NotServing,
     Security,
     SourceLost,
     TransportError,
@@ -185,7 +184,7 @@ def test_w8_after_disallow_timed_out_the_fence_is_as_good_as_before(http: Make) 
         with slow_reader(source.address(), step=step) as sock:
             sock.recv(1000)
             source.disallow_checkpoint()
-            with pytest.raises(NotServing):
+            with pytest.raises(TimeoutError):
                 receiver.recv_checkpoint(0, source.metadata(), step, timedelta(seconds=0.2))
             assert read_to_end(sock) < 50_000_000
     source.send_checkpoint([], 4, STATE, S)
@@ -197,9 +196,9 @@ def test_w9_blocked_readers_wait_beside_each_other(http: Make) -> None:
     took: list[float] = []
 
     def receive() -> None:
-        begin = time.monotonic()
-        with pytest.raises(NotServing):
-            http().recv_checkpoint(0, source.metadata(), 1, timedelta(seconds=0.6))
+        receiver, begin = http(), time.monotonic()
+        with pytest.raises(TimeoutError):
+            receiver.recv_checkpoint(0, source.metadata(), 1, timedelta(seconds=1))
         took.append(time.monotonic() - begin)
 
     threads = [threading.Thread(target=receive) for _ in range(5)]
@@ -208,7 +207,7 @@ def test_w9_blocked_readers_wait_beside_each_other(http: Make) -> None:
     for thread in threads:
         thread.join()
     assert len(took) == 5
-    assert max(took) < 2
+    assert max(took) < 3
 
 
 @pytest.mark.parametrize("way", ["disallow", "send", "shutdown"])
