@@ -144,6 +144,10 @@ def wheels(session: nox.Session) -> None:
 def release(session: nox.Session, package: str) -> None:
     """Build one package into release/ twice, from two places, to the same bytes; check them."""
     session.install(*group("release"))
+    if "SOURCE_DATE_EPOCH" not in os.environ:
+        commit = ("git", "log", "-1", "--format=%ct")
+        date = session.run(*commit, external=True, silent=True, log=False) or ""
+        session.env["SOURCE_DATE_EPOCH"] = date.strip()
     tree = Path(session.create_tmp()) / "tree"
     shutil.rmtree(tree, ignore_errors=True)
     here, there = (root / "packages" / package for root in (ROOT, tree))

@@ -96,9 +96,11 @@ def run(path: Path) -> dict[str, Any]:
     """Run one benchmark; what it printed, how long it took, and whether it failed."""
     begin = time.monotonic()
     command = [sys.executable, "-I", str(path)]
+    around = {**os.environ, "PYTHONWARNINGS": "ignore"}  # the peers warn of themselves
+    pipe = subprocess.PIPE
     try:
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False
+            command, stdout=pipe, text=True, timeout=LIMIT_S, check=False, env=around
         )
         printed, failed = list(objects(done.stdout)), done.returncode != 0
     except subprocess.TimeoutExpired:
