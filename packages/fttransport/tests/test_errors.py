@@ -54,3 +54,19 @@ def test_codes() -> None:
     assert errors.AuthError("x").code == 401
     assert errors.NotServing("x").code == 503
     assert errors.NotServing("x", 409).code == 409
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "wrong"),
+        (1, "wrong: part of state[0]"),
+        (22, f"wrong: part of {', '.join(f'state[{i}]' for i in range(20))} and 2 more"),
+    ],
+    ids=["none", "one", "many"],
+)
+def test_an_integrity_error_names_the_tensors(count: int, said: str) -> None:
+    error = errors.IntegrityError("wrong", 5)
+    error.name_keys([f"[{i}]" for i in range(count)])
+    assert str(error) == error.text == said
+    assert error.chunk == 5

@@ -187,13 +187,16 @@ def test_torchtitan_2899_one_timeout_bounds_the_whole_call(http: Make, proxy: Fr
 
 def test_megatron_5281_a_corrupt_replica_is_replaced_or_named(http: Make) -> None:
     """The replica's own memory is wrong; what it says of it was right once."""
-    spoiled = {"w": STATE["w"].clone()}
-    corrupt, sound = serving(http, spoiled), serving(http)
+    state = {"first": torch.ones(1_048_576), "w": STATE["w"]}
+    spoiled = {"first": state["first"], "w": STATE["w"].clone()}
+    corrupt, sound = serving(http, spoiled), serving(http, state)
     spoiled["w"][5] = float("nan")
     receiver = http()
     metadata = join_metadata([corrupt.metadata(), sound.metadata()])
     assert torch.equal(receiver.recv_checkpoint(0, metadata, 1, S)["w"], STATE["w"])
-    with pytest.raises(IntegrityError, match="wrong bytes in chunk 0") as caught:
+    with pytest.raises(
+        IntegrityError, match=r"wrong bytes in chunk 1: part of state\['w'\]$"
+    ) as caught:
         http().recv_checkpoint(0, corrupt.metadata(), 1, S)
     assert corrupt.address() in str(caught.value)
 

@@ -78,6 +78,16 @@ class Destination:
             [raw[own.numbers[i]] for i in self._staged], [own.locals[i] for i in self._staged]
         )
 
+    def keys_in(self, chunk: int) -> list[str]:
+        """The key paths of the tensors that have bytes in a chunk."""
+        table, (start, stop) = self.manifest.tensors, self.manifest.chunk(chunk)
+        begins = np.array(self.manifest.starts, dtype=np.int64)[table.block] + table.offset
+        ends = begins + table.spans[table.form]
+        found = np.flatnonzero((table.block >= 0) & (begins < stop) & (ends > start))
+        wanted = set(found.tolist())
+        places = zip(self._places.numbers, self._places.paths(), strict=True)
+        return [path for number, path in places if number in wanted]
+
     def finish(self) -> object:
         """Hand over the state: the source's tree, with the target's own tensors in it.
 

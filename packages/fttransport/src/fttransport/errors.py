@@ -8,9 +8,12 @@ group catches `RuntimeError`. Each error below is all of those that fit it.
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from email.message import Message
 from typing import Final
 from urllib.error import HTTPError, URLError
+
+MAX_KEYS: Final = 20
 
 
 class TransportError(RuntimeError):
@@ -93,7 +96,21 @@ class SourceSilent(SourceLost, TimeoutError):
 
 
 class IntegrityError(TransportError):
-    """What came is not what the source said it would send."""
+    """What came is not what the source said it would send.
+
+    `chunk` is the number of the chunk of the stream that was wrong, where it was one.
+    """
+
+    def __init__(self, text: str, chunk: int | None = None) -> None:
+        super().__init__(text)
+        self.chunk = chunk
+
+    def name_keys(self, keys: Sequence[str]) -> None:
+        """Add to the text the key paths of the tensors that have bytes in what was wrong."""
+        more = f" and {len(keys) - MAX_KEYS} more" if len(keys) > MAX_KEYS else ""
+        named = ", ".join(f"state{key}" for key in keys[:MAX_KEYS])
+        self.text += f": part of {named}{more}" if keys else ""
+        self.args = (self.text,)
 
 
 class LayoutMismatch(TransportError, ValueError):

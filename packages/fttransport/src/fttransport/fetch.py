@@ -161,7 +161,8 @@ class Fetch:
             parts = self._memory.part(*self._manifest.chunk(chunk))
             connection.read_into(parts, arrived)
             if not self._is_right(chunk):
-                raise IntegrityError(f"{connection.name} sent wrong bytes in chunk {chunk}")
+                text = f"{connection.name} sent wrong bytes in chunk {chunk}"
+                raise IntegrityError(text, chunk)
             self.done[chunk] = 1
             board.progress(run)
 

@@ -255,7 +255,9 @@ def _receive_stream(pair: Pair, destination: Destination) -> None:
     while flying:
         settle()
     if checker.wrong:
-        error = IntegrityError(f"rank {pair.peer} sent wrong bytes in chunks {checker.wrong[:8]}")
+        chunk = checker.wrong[0]
+        error = IntegrityError(f"rank {pair.peer} sent wrong bytes in chunk {chunk}", chunk)
+        error.name_keys(destination.keys_in(chunk))
         pair.tell_error(error)
         raise error
     pair.tell(ok=True)

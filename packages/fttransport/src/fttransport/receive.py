@@ -101,6 +101,8 @@ class Receiver:
             one.run(fetch, one.offers)
         except TransportError as error:
             error.dirty = fetch.written and destination.in_place
+            if isinstance(error, IntegrityError) and error.chunk is not None:
+                error.name_keys(destination.keys_in(error.chunk))
             raise
         self._partial = None
         return destination.finish(), destination.stream
