@@ -38,10 +38,13 @@ def inner_tensors(tensor: torch.Tensor, name: str = "") -> dict[str, torch.Tenso
         for attribute in tensor.__tensor_flatten__()[0]:
             found |= inner_tensors(getattr(tensor, attribute), f"{name}.{attribute}")
         return found
+    text = f"a {type(tensor).__name__} has no memory and no __tensor_flatten__"
     with torch._C.DisableTorchFunctionSubclass():
-        plain = tensor.detach().as_subclass(torch.Tensor)
+        try:
+            plain = tensor.detach().as_subclass(torch.Tensor)
+        except RuntimeError as error:  # until torch 2.12 there is no plain view of such a class
+            raise CheckpointPlanError(Problem("data", "type", text)) from error
         if plain.numel() and not plain.is_meta and not plain.data_ptr():
-            text = f"a {type(tensor).__name__} has no memory and no __tensor_flatten__"
             raise CheckpointPlanError(Problem("data", "type", text))
     return {name: plain}
 

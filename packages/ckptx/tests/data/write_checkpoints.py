@@ -4,7 +4,7 @@
     python write_checkpoints.py torch                                  # needs torch 2.9.1
     torchrun --nproc-per-node 2 write_checkpoints.py megatron          # needs megatron-core 0.16.1
 
-They are read by tests/formats/test_other_releases.py.
+They are read by tests/formats/test_source_releases.py.
 """
 
 from __future__ import annotations

@@ -148,7 +148,8 @@ def test_a_rank_that_cannot_read_fails_all(pool: RankPool, tmp_path: Path) -> No
     pool.run(save, str(tmp_path), False).values()
     for error in pool.run(broken, str(tmp_path)).exceptions:
         assert error is not None
-        assert "No such file" in str(error)
+        # torch 2.9 says only that there is no metadata.
+        assert "No such file" in str(error) or "metadata is not None" in str(error)
 
 
 # One process
