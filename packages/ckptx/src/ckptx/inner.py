@@ -42,7 +42,7 @@ def inner_tensors(tensor: torch.Tensor, name: str = "") -> dict[str, torch.Tenso
     with torch._C.DisableTorchFunctionSubclass():
         try:
             plain = tensor.detach().as_subclass(torch.Tensor)
-        except RuntimeError as error:  # until torch 2.12 there is no plain view of such a class
+        except RuntimeError as error:  # torch 2.9 has no plain view of such a class
             raise CheckpointPlanError(Problem("data", "type", text)) from error
         if plain.numel() and not plain.is_meta and not plain.data_ptr():
             raise CheckpointPlanError(Problem("data", "type", text))
