@@ -1,6 +1,4 @@
-"""Ranks load real weights, save them, train them, and hand them to a second model; all exactly.
-
-Run it under torchrun, or as it is: then it starts torchrun itself.
+"""Ranks live through a whole run on real weights: loaded, saved, trained, killed and healed.
 
     python docs/examples/demo.py --ranks 4
 
@@ -11,90 +9,81 @@ replicas and shards, and goes through these acts, each a module beside this one:
 1. load: `ckptx.load` fills it; compared bit for bit with the file as one process loads it.
 2. save: `ckptx.save` writes it as safetensors and for `torch.distributed.checkpoint`, whose own
    readers read it.
-3. train: `ownerplan.OwnerMuon` trains it on the sentences; compared bit for bit with one process.
+3. train: `ownerplan.OwnerMuon` trains it on sentences.
 4. rollout: `reshard.Resharder` carries its weights, twice, to a model that is tensor-parallel on
    the last two ranks; the first time in the background, as training goes on.
+5. spread: another one carries weights and optimizer state, alive, to a mesh of replicas.
+6. heal: training goes on, and a rank is killed in the middle of a step. The others notice, a new
+   process takes its place, and `fttransport.HTTPTransport` heals it from all that live. After the
+   last step weights and optimizer state of every rank are compared bit for bit with one process
+   that did the same and was never hurt.
+7. shrink: what was trained is saved, and loaded by one rank less.
 
-Exits with 1 if anything is not exact.
+What ranks tell is shown as they go, and written as a page with pictures into `demo-report/`.
+Exits with 1 if anything is not exact, or a rank fails or hangs.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import load
-import save
-import torch.distributed as dist
-from bert import Bert
-from figures import Act, summary
+import page
+from chronicle import Chronicle
+from launch import Launcher, RankFailed
 from rich.console import Console
-from rollout import Rollout
-from source import Source, mesh_of, packaged_model
-from train import Trainer, compared, is_exact
-
-from ownerplan import OwnerMuon
-
-
-def work(model: Bert, source: Source, steps: int) -> Act:
-    """Train, and send the weights to a second model: half-way, as training goes on, and then."""
-    found = Act()
-    rollout = Rollout(model, source)
-    trainer = Trainer(model, source, OwnerMuon)
-    for step in range(steps):
-        trainer.backward()
-        found += rollout.finish()
-        trainer.update()
-        if step + 1 == steps // 2:
-            rollout.start()
-    found += compared(trainer, source)
-    rollout.start()
-    found += rollout.finish()
-    trainer.close()
-    rollout.close()
-    return found
-
-
-def run(source: Source, steps: int) -> int:
-    """The job of one rank; 0 if everything is exact on all ranks."""
-    console = Console(quiet=dist.get_rank() != 0)
-    mesh = mesh_of(dist.get_world_size())
-    model = source.sharded(mesh)
-
-    found = load.act(model, source, mesh, console)
-    found += save.act(model, source, mesh)
-    found += work(model, source, steps if is_exact(source) else 0)
-
-    console.print(summary(found.moved), "")
-    for text, holds in found.verdicts:
-        console.print(("[green]ok  [/] " if holds else "[red]FAIL[/] ") + text)
-    if not is_exact(source):
-        console.print("--   no training: it needs float32, and a power of two of ranks")
-    return 0 if all(holds for _, holds in found.verdicts) else 1
+from source import Source, packaged_model
+from train import is_exact
+from view import View, summary
 
 
 def main(args: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", type=Path, help="a directory with a BERT in safetensors")
-    parser.add_argument("--ranks", type=int, default=4, help="where this starts torchrun itself")
+    parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20, help="of training; 0 for none")
+    parser.add_argument("--report", type=Path, default=Path("demo-report"), help="where it goes")
     chosen = parser.parse_args(args)
-    if "RANK" not in os.environ:
-        launcher = ("-m", "torch.distributed.run", "--standalone")
-        count = ("--nproc-per-node", str(chosen.ranks))
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-        os.execv(sys.executable, [sys.executable, *launcher, *count, *sys.argv])
-    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    source = Source.open(chosen.model or packaged_model())
-    dist.init_process_group("gloo")
-    try:
-        return run(source, chosen.steps)
-    finally:
-        dist.destroy_process_group()
+    model = (chosen.model or packaged_model()).resolve()
+    console = Console(highlight=False)
+    with tempfile.TemporaryDirectory(prefix="shardworks-") as folder:
+        given = [f"--model={model}", f"--steps={chosen.steps}", f"--folder={folder}"]
+        try:
+            chronicle = run(chosen.ranks, given, Path(folder), console)
+        except RankFailed as failure:
+            console.print(str(failure), markup=False)
+            return 1
+    is_whole = chosen.steps == 0 or is_exact(Source.open(model), chosen.ranks)
+    return conclude(chronicle, chosen.report, console, trains=is_whole)
+
+
+def run(ranks: int, given: list[str], folder: Path, console: Console) -> Chronicle:
+    """Start the ranks and look on until all have ended."""
+    chronicle = Chronicle(ranks)
+    with Launcher(ranks, given, folder) as launcher, View(chronicle, console) as view:
+        for event in launcher.events():
+            chronicle.add(event)
+            view.show(event)
+    return chronicle
+
+
+def conclude(chronicle: Chronicle, report: Path, console: Console, *, trains: bool) -> int:
+    """Show what came of it; 0 if everything is exact."""
+    ledger = chronicle.ledger
+    console.print("", summary(ledger.rows()), "")
+    claims = list(ledger.verdicts())
+    for _, text, holds in claims:
+        mark = "[green]ok  [/] " if holds else "[red]FAIL[/] "
+        console.print(mark + text, soft_wrap=True)
+    if not trains:
+        console.print("--   no training: it needs float32, and a power of two of ranks")
+    console.print(
+        f"\n{chronicle.elapsed():.0f} s in all; the report is {page.write(chronicle, report)}"
+    )
+    return 0 if claims and all(holds for *_, holds in claims) else 1
 
 
 if __name__ == "__main__":

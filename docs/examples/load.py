@@ -43,14 +43,21 @@ def act(model: Bert, source: Source, mesh: DeviceMesh, console: Console) -> Act:
     title = f"Bytes of {len(whole)} tensors, {size}, into {copies} x {shards} (replicas x shards)"
     console.print(traffic_table(rows, report, title), "")
     print_pairs(console, embeddings)
-    moved = Moved(
-        "load",
+    return Act("load", [moved("load", report)], verdicts(rows, report))
+
+
+def moved(name: str, report: LoadReport) -> Moved:
+    """The figures of a load. What all must read together counts on the first rank."""
+    least = report.lower_bound_received
+    if dist.get_rank() == 0:
+        least += report.lower_bound_read
+    return Moved(
+        name,
         read=report.bytes_read,
         received=report.bytes_received,
-        least=report.lower_bound_received,
+        least=least,
         seconds=report.seconds,
     )
-    return Act([moved], verdicts(rows, report))
 
 
 def gathered(report: LoadReport, wrong: int, distance: float) -> Tensor:

@@ -57,7 +57,7 @@ class Rollout:
     def finish(self) -> Act:
         """Wait for the version on its way, if there is one, and compare it. Collective."""
         if self._handle is None:
-            return Act()
+            return Act("rollout")
         report, self._handle = self._handle.wait(), None
         name = f"rollout, version {report.version}"
         wrong = self._differing()
@@ -69,6 +69,7 @@ class Rollout:
             seconds=report.seconds,
         )
         return Act(
+            "rollout",
             [moved],
             [
                 (f"{name}, bit-equal to the trainer: {wrong} tensors differ", wrong == 0),

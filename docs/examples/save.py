@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-import torch
+import load
 import torch.distributed as dist
 from bert import Bert
 from figures import Act, Moved, Verdict, highest, total
@@ -20,17 +18,20 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.device_mesh import DeviceMesh
 
 import ckptx
+from ckptx import SaveReport
 
 Format = Literal["safetensors", "dcp"]
 READERS = {"safetensors": "the safetensors library", "dcp": "torch's dcp.load"}
 
 
-def act(model: Bert, source: Source, mesh: DeviceMesh) -> Act:
-    """Save the model in both formats, and read it back with ckptx and with the format's owner."""
-    found = Act()
-    with shared_folder() as folder:
-        for kind in ("safetensors", "dcp"):
-            found += save_and_read(model, source, mesh, folder / kind, kind)
+def act(model: Bert, source: Source, mesh: DeviceMesh, folder: Path) -> Act:
+    """Save the model in both formats, and read it back with ckptx and with the format's owner.
+
+    `folder` is the same on all ranks.
+    """
+    found = Act("save")
+    for kind in ("safetensors", "dcp"):
+        found += save_and_read(model, source, mesh, folder / kind, kind)
     return found
 
 
@@ -47,16 +48,8 @@ def save_and_read(model: Bert, source: Source, mesh: DeviceMesh, path: Path, kin
     else:
         wrong_elsewhere = differing_in_files(path, whole) if dist.get_rank() == 0 else 0
     return Act(
-        [
-            Moved(f"save, {kind}", written=saved.bytes_written, seconds=saved.seconds),
-            Moved(
-                f"load, {kind}",
-                read=loaded.bytes_read,
-                received=loaded.bytes_received,
-                least=loaded.lower_bound_received,
-                seconds=loaded.seconds,
-            ),
-        ],
+        "save",
+        [moved(f"save, {kind}", saved, whole), load.moved(f"load, {kind}", loaded)],
         [
             written_once(saved.bytes_written, whole, kind),
             verdict(f"saved as {kind} and loaded again, bit-equal", wrong),
@@ -65,9 +58,18 @@ def save_and_read(model: Bert, source: Source, mesh: DeviceMesh, path: Path, kin
     )
 
 
-def written_once(nbytes: int, whole: Mapping[str, Tensor], kind: Format) -> Verdict:
-    least = sum(tensor.nbytes for tensor in whole.values())
-    written = total(nbytes)
+def moved(name: str, report: SaveReport, whole: Mapping[str, Tensor]) -> Moved:
+    """The figures of a save. What all must write together counts on the first rank."""
+    least = nbytes_of(whole) if dist.get_rank() == 0 else 0
+    return Moved(name, written=report.bytes_written, least=least, seconds=report.seconds)
+
+
+def nbytes_of(whole: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in whole.values())
+
+
+def written_once(nbytes: int, whole: Mapping[str, Tensor], kind: str) -> Verdict:
+    written, least = total(nbytes), nbytes_of(whole)
     return f"bytes written as {kind}, each once: {written / least:.4f} times", written == least
 
 
@@ -93,20 +95,3 @@ def differing_in_files(path: Path, whole: Mapping[str, Tensor]) -> int:
                 if not same_bits(part, whole[key][box]):
                     wrong.add(key)
     return len(wrong | {key for key, count in seen.items() if count != whole[key].numel()})
-
-
-@contextmanager
-def shared_folder() -> Iterator[Path]:
-    """A temporary folder that all ranks of this machine know. Collective, at both ends."""
-    name = torch.zeros(4096, dtype=torch.uint8)
-    if dist.get_rank() != 0:
-        dist.broadcast(name, 0)
-        yield Path(bytes(name[name != 0].tolist()).decode())
-        dist.barrier()
-        return
-    with tempfile.TemporaryDirectory(prefix="shardworks-") as folder:
-        text = folder.encode()
-        name[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-        dist.broadcast(name, 0)
-        yield Path(folder)
-        dist.barrier()

@@ -12,7 +12,7 @@ from bert import Bert, BertConfig
 from safetensors.torch import load_file
 from text import encode
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -90,15 +90,14 @@ def packaged_model() -> Path:
     return Path(found.origin).parent / "model"
 
 
-def mesh_of(size: int) -> DeviceMesh:
-    """Two replicas, each sharded over half of the ranks; one where they cannot be halved."""
-    replicas = 2 if size % 2 == 0 else 1
-    return init_device_mesh("cpu", (replicas, size // replicas), mesh_dim_names=("copy", "shard"))
-
-
 def whole_of(value: Tensor) -> Tensor:
     """The whole tensor. Collective where it is sharded."""
     return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def local_of(value: Tensor) -> Tensor:
+    """What this rank holds of a tensor; shares its memory."""
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def differing(model: Bert, expected: dict[str, Tensor]) -> int:

@@ -1,4 +1,4 @@
-"""The demo takes other models: names with a prefix, several files, an index, half precision."""
+"""The demo with small models: its whole story, its report, and what it says of failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = {
 }
 
 
-def weights() -> dict[str, torch.Tensor]:
+def weights(dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Random weights of a small BERT inside a larger model, as Hugging Face names them."""
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (30522, 24),
@@ -50,12 +50,13 @@ def weights() -> dict[str, torch.Tensor]:
             shapes[f"{layer}.{name}.weight"] = (24,)
             shapes[f"{layer}.{name}.bias"] = (24,)
     torch.manual_seed(3)
-    found = {f"bert.{key}": torch.randn(shape).bfloat16() for key, shape in shapes.items()}
-    return {**found, "cls.predictions.bias": torch.randn(30522).bfloat16()}
+    found = {f"bert.{key}": torch.randn(shape).to(dtype) for key, shape in shapes.items()}
+    return {**found, "cls.predictions.bias": torch.randn(30522).to(dtype)}
 
 
-def write_model(directory: Path) -> None:
-    tensors = weights()
+def write_model(directory: Path, dtype: torch.dtype) -> None:
+    """A model in several files with an index, and a stray one beside them."""
+    tensors = weights(dtype)
     halves: dict[str, dict[str, torch.Tensor]] = {"a.safetensors": {}, "b.safetensors": {}}
     for number, (key, tensor) in enumerate(tensors.items()):
         halves["ab"[number % 2] + ".safetensors"][key] = tensor
@@ -71,13 +72,52 @@ def write_model(directory: Path) -> None:
     shutil.copy(Path(packaged.origin).parent / "model" / "tokenizer.json", directory)
 
 
-def test_another_model(tmp_path: Path) -> None:
-    write_model(tmp_path)
-    command = [sys.executable, str(EXAMPLES / "demo.py"), "--ranks", "3", "--model", str(tmp_path)]
-    result = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100
+def demo(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run the demo with the model of a directory, which gets the report too."""
+    command = [sys.executable, str(EXAMPLES / "demo.py"), "--model", str(directory), *args]
+    return subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, check=False, timeout=110
     )
+
+
+def test_another_model(tmp_path: Path) -> None:
+    write_model(tmp_path, torch.bfloat16)
+    result = demo(tmp_path, "--ranks", "3")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "Bytes of 37 tensors" in result.stdout
     assert "rollout, version 1, bit-equal to the trainer: 0 tensors differ" in result.stdout
     assert "no training" in result.stdout
+    assert "loaded again by 2 ranks, bit-equal to one process: 0 tensors differ" in result.stdout
+
+
+def test_a_killed_rank_heals_from_all_that_live(tmp_path: Path) -> None:
+    write_model(tmp_path, torch.float32)
+    result = demo(tmp_path, "--ranks", "4", "--steps", "5")
+    assert result.returncode == 0, result.stdout + result.stderr
+    said = " ".join(result.stdout.split())
+    assert "rank 1: SIGKILL" in said
+    assert all(f"MB from rank {rank}" in said for rank in (0, 2, 3))
+    assert "the new process has the state of those that live, bit-equal: 0 tensors" in said
+    assert "bit-equal to one process that was never hurt: 0 tensors differ" in said
+    assert "loaded again by 3 ranks, bit-equal to one process: 0 tensors differ" in said
+    assert " NO" not in said
+    report = tmp_path / "demo-report"
+    for name in ("timeline", "load", "traffic"):
+        assert (report / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert f'src="{name}.png"' in (report / "index.html").read_text()
+
+
+def test_one_rank_has_nobody_to_heal_from_and_is_not_killed(tmp_path: Path) -> None:
+    write_model(tmp_path, torch.float32)
+    result = demo(tmp_path, "--ranks", "1", "--steps", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "SIGKILL" not in result.stdout
+    assert "bit-equal to one process that was never hurt: 0 tensors differ" in result.stdout
+    assert "loaded again by 1 rank, bit-equal to one process: 0 tensors" in result.stdout
+
+
+def test_a_rank_that_fails_ends_the_demo(tmp_path: Path) -> None:
+    result = demo(tmp_path, "--ranks", "1")
+    assert result.returncode == 1
+    assert "ended with 1; it printed:" in result.stdout
+    assert not (tmp_path / "demo-report").exists()
