@@ -303,17 +303,25 @@ def test_w25_a_heal_over_http_needs_no_process_group(http: Make) -> None:
 def test_w26_a_log_line_says_the_rate_and_the_route_and_nothing_else_is_printed(
     http: Make, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    source, receiver = http(), http()
+    source, gone, receiver = http(), http(), http()
+    gone.shutdown()
     with caplog.at_level(logging.INFO, "fttransport"):
         source.send_checkpoint([], 1, STATE, S)
-        receiver.recv_checkpoint(0, source.metadata(), 1, S)
+        receiver.recv_checkpoint(0, join_metadata([gone.metadata(), source.metadata()]), 1, S)
         with pytest.raises(TransportError):
             receiver.recv_checkpoint(0, source.metadata(), 2, S)
+        source.shutdown()
     lines = [record.getMessage() for record in caplog.records]
-    received = next(line for line in lines if line.startswith("received"))
+    assert len(lines) == 4
+    served = next(line for line in lines if line.startswith("serving step 1"))
+    assert f"at {source.address()}: 4.0 MB, staged in" in served
+    received = next(line for line in lines if line.startswith("received step 1"))
     assert "MB/s" in received
     assert f"{source.address()}: 4.0 MB" in received
-    assert any(line.startswith("serving step 1") for line in lines)
+    sent = next(line for line in lines if line.startswith("sent 4.0 MB to 127.0.0.1 port "))
+    assert sent.endswith("MB/s")
+    lost = next(line for line in lines if line.startswith("did without"))
+    assert gone.address() in lost
     assert capfd.readouterr() == ("", "")
 
 

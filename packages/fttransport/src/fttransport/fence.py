@@ -24,12 +24,16 @@ _CUT_S = 10.0
 
 @dataclass(eq=False)
 class Visitor:
-    """One connection: its socket, whom it belongs to, and whether it is being served right now."""
+    """One connection: its socket, whom it belongs to, and whether it is being served right now.
+
+    `nbytes` is what it was sent of states.
+    """
 
     sock: socket.socket
     reader: str = ""
     inside: bool = False
     snapshot: Snapshot | None = None
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,11 @@ class Fence:
     def allowed(self) -> bool:
         """Whether readers are let in."""
         return self._state.allowed
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is closed for good."""
+        return self._state.ended
 
     @property
     def snapshot(self) -> Snapshot | None:

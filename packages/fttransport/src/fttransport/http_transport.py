@@ -133,7 +133,10 @@ class HTTPTransport(CheckpointTransport[T]):
         self._fence.open(step, staged)
         seconds = time.monotonic() - begin
         self.last_report = Report(step, staged.content_id, staged.manifest.nbytes, seconds)
-        logger.info("serving step %d, %d bytes", step, staged.manifest.nbytes)
+        mb = staged.manifest.nbytes / 1e6
+        logger.info(
+            "serving step %d at %s: %.1f MB, staged in %.3f s", step, self._metadata, mb, seconds
+        )
 
     def allow_checkpoint(self, step: int) -> None:
         """Serve what is staged under `step`."""
@@ -164,6 +167,8 @@ class HTTPTransport(CheckpointTransport[T]):
         clock = Clock.of(timeout.total_seconds(), self._timeout_s)
         received = self._receiver.receive(metadata, step, clock)
         self.last_report = received.report
+        for source, why in received.report.failures.items():
+            logger.warning("did without the source %s: %s", source, why)
         logger.info("received %s", received.report)
         if self._serve_received and received.stream is not None:
             digester = digester_of(received.manifest, self._security.key)

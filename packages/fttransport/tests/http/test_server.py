@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import time
@@ -15,6 +16,8 @@ import pytest
 import torch
 
 from fttransport import HTTPTransport, Security
+from fttransport.fence import Fence
+from fttransport.http.server import Server
 
 Make = Callable[..., HTTPTransport[Any]]
 
@@ -156,3 +159,27 @@ def test_one_reader_too_many_is_told_to_come_again(http: Make) -> None:
         answer = ask(transport, "/checkpoint/5/data")
     assert status_of(answer) == 503
     assert b"Retry-After: 1" in answer
+
+
+class Exhausted(socket.socket):
+    """A listener that at first finds no file descriptor left."""
+
+    failures = 2
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_a_server_outlives_a_time_without_file_descriptors(http: Make) -> None:
+    listener = Exhausted(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    options: dict[str, Any] = {"security": Security(), "num_chunks": 0, "max_readers": 1}
+    server = Server(listener, Fence(), timeout_s=2, **options)
+    with socket.create_connection(listener.getsockname(), timeout=5) as sock:
+        sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert sock.recv(15) == b"HTTP/1.1 200 OK"
+    server.close(wait=True)

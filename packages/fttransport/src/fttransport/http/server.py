@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from socket import socket
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 READER_HEADER: Final = "X-Reader"
 _HEAD_NBYTES: Final = 1 << 14
 _HANDSHAKE_S: Final = 10.0
+_ACCEPT_AGAIN_S: Final = 0.1
 
 
 class Server:
@@ -82,24 +84,38 @@ class Server:
     def _accept(self) -> None:
         while True:
             try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
+                sock, peer = self._listener.accept()
+            except OSError as error:
+                if self._fence.ended:
+                    return
+                # Such as too many open files: others may be closed meanwhile.
+                logger.warning("a connection could not be accepted: %s", error)
+                time.sleep(_ACCEPT_AGAIN_S)
+                continue
             if not self._connected.acquire(blocking=False):
                 sock.close()
                 continue
             thread = threading.Thread(
-                target=self._converse, args=(sock,), name="fttransport-reader", daemon=True
+                target=self._converse, args=(sock, peer), name="fttransport-reader", daemon=True
             )
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                logger.warning("a reader could not be served: %s", error)
+                self._connected.release()
+                sock.close()
 
-    def _converse(self, raw: socket) -> None:
+    def _converse(self, raw: socket, peer: tuple[object, ...]) -> None:
         """Answer the requests of one connection until it ends."""
+        begin = time.monotonic()
         try:
             with self._secured(raw) as sock, self._fence.visit(sock) as visitor:
                 connection = h11.Connection(h11.SERVER)
-                while self._answer_one(connection, visitor):
-                    connection.start_next_cycle()
+                try:
+                    while self._answer_one(connection, visitor):
+                        connection.start_next_cycle()
+                finally:
+                    _log_served(visitor.nbytes, peer, time.monotonic() - begin)
         except (OSError, h11.RemoteProtocolError) as error:
             # A receiver that leaves is no event for the source; its own side knows why.
             logger.debug("a reader has gone: %s", error)
@@ -161,10 +177,20 @@ class Server:
             else:
                 try:
                     reply = state_reply(found, asked, headers, self._num_chunks)
-                    return _send(connection, visitor.sock, reply, request.method)
+                    goes_on = _send(connection, visitor.sock, reply, request.method)
+                    visitor.nbytes += reply.nbytes if request.method == b"GET" else 0
+                    return goes_on
                 finally:
                     self._reading.release()
         return _send(connection, visitor.sock, reply, request.method)
+
+
+def _log_served(nbytes: int, peer: tuple[object, ...], seconds: float) -> None:
+    """Tell what one connection has brought its reader."""
+    if nbytes:
+        mb = nbytes / 1e6
+        text = "sent %.1f MB to %s port %s in %.3f s, %.0f MB/s"
+        logger.info(text, mb, peer[0], peer[1], seconds, mb / max(seconds, 1e-6))
 
 
 class _Extent:
