@@ -363,3 +363,18 @@ def test_no_tensors_make_an_empty_plan() -> None:
     plan = plan_reshard({}, {})
     assert (plan.keys, plan.ranks, len(plan.stages[0])) == ((), (), 0)
     assert dict(plan.stats())["wire_bytes"] == 0
+
+
+def test_a_plan_has_as_many_rounds_as_its_stats_say() -> None:
+    """The second stage, in which receivers pass stripes on, comes after the first."""
+    src = Layout.from_mesh(shape=(64, 64), dtype="float32", mesh=[0], placements=["S(0)"])
+    dst = Layout.replicated(shape=(64, 64), dtype="float32", ranks=[1, 2, 3])
+    plan = plan_reshard({"w": src}, {"w": dst}, options=Options(fan_out="stripe", stripe_nbytes=1))
+    assert plan.rounds() == (
+        ((0, 1),),
+        ((0, 2),),
+        ((0, 3),),
+        ((1, 2), (2, 3), (3, 1)),
+        ((1, 3), (2, 1), (3, 2)),
+    )
+    assert plan.stats().rounds == 5

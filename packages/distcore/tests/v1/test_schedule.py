@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distcore.testing import strategies
-from distcore.v1 import Plan, Region, Transfer
+from distcore.v1 import Plan, Region, Transfer, schedule
 from distcore.v1.schedule import (
     DIRECT_NBYTES,
     MAX_PARTS,
@@ -25,6 +25,7 @@ from distcore.v1.schedule import (
     aligned,
     cut_region,
     fit_one_batch,
+    phases_of,
     plan_rounds,
     regions_of,
     rows_of,
@@ -49,6 +50,7 @@ class Case:
     rounds: dict[int, tuple[Round, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        phases = phases_of(self.plan, self.ranks)
         for index, rank in enumerate(self.ranks):
             _, sends, receives = rows_of(self.plan, rank)
             self.rounds[rank] = plan_rounds(
@@ -57,6 +59,7 @@ class Case:
                 index,
                 self.ranks,
                 self.terms(rank),
+                phases=phases,
             )
 
     def parts(self, rows: Sequence[int]) -> list[Part]:
@@ -215,9 +218,14 @@ def test_rounds_of_any_plan_fit_together(case: Case) -> None:
     check_progress(case, in_flight=2)
 
 
+@pytest.mark.parametrize("matched", [True, False])
 @pytest.mark.parametrize("size", [2, 9, 10, 40])
 @pytest.mark.parametrize("digest_nbytes", [0, 8])
-def test_rounds_of_a_large_group_fit_together(size: int, digest_nbytes: int) -> None:
+def test_rounds_of_a_large_group_fit_together(
+    size: int, digest_nbytes: int, matched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not matched:
+        monkeypatch.setattr(schedule, "MAX_MATCHED", 0)
     ranks = tuple(range(3, size + 3))
     transfers = [
         Transfer(f"t{src}", src, dst, Region((0,), (1 + (src * 37 + dst * 11) % 3000,)))
@@ -231,6 +239,44 @@ def test_rounds_of_a_large_group_fit_together(size: int, digest_nbytes: int) -> 
     check_budget(case)
     check_progress(case, in_flight=1)
     check_progress(case, in_flight=2)
+
+
+def far_apart(size: int, peers: int) -> Case:
+    """A part from each rank to `peers` others, at distances as different as can be."""
+    step = size // peers
+    transfers = [
+        Transfer("w", rank, (rank + 1 + step * at) % size, Region((), ()))
+        for rank in range(size)
+        for at in range(peers)
+    ]
+    return Case(Plan(transfers), tuple(range(size)), {"w": 1})
+
+
+def test_a_rank_with_few_peers_has_them_all_under_way_wherever_they_are() -> None:
+    case = far_apart(64, PEERS)
+    assert phases_of(case.plan, case.ranks) == {}
+    assert {len(rounds) for rounds in case.rounds.values()} == {1}
+    check_pairs(case)
+    check_budget(case)
+
+
+def test_there_are_as_few_phases_as_can_be() -> None:
+    """Of 20 peers each, at distances 1, 4, 7, ...: eight, eight and four."""
+    case = far_apart(60, 20)
+    phases = phases_of(case.plan, case.ranks)
+    assert sorted({*phases.values()}) == [0, 1, 2]
+    assert {len(rounds) for rounds in case.rounds.values()} == {3}
+    check_pairs(case)
+    check_budget(case)
+    check_progress(case, in_flight=1)
+
+
+def test_very_many_pairs_go_by_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = far_apart(60, 20)
+    monkeypatch.setattr(schedule, "MAX_MATCHED", len(case.plan) - 1)
+    phases = phases_of(case.plan, case.ranks)
+    assert phases[0, 1] == phases[59, 0] == 0
+    assert phases[0, 58] == phases[5, 3] == 57 // PEERS
 
 
 PAIR = frozenset({frozenset({0, 1})})
@@ -374,6 +420,7 @@ def test_equal_regions_are_one_object() -> None:
     assert len({id(region) for _, region in regions_of(plan, [0, 1, 2])}) == 1
 
 
+@settings(max_examples=30)
 @given(cases())
 def test_what_fits_one_batch_goes_the_same_way_whoever_lies_in_order(case: Case) -> None:
     def never(peer: int) -> bool:
@@ -389,8 +436,11 @@ def test_what_fits_one_batch_goes_the_same_way_whoever_lies_in_order(case: Case)
         )
         staged, direct = (Terms(case.staging_nbytes, never, one, 8) for one in (never, always))
         if fit_one_batch(sends, receives, len(case.ranks), staged):
-            rounds = plan_rounds(sends, receives, index, case.ranks, staged)
-            assert rounds == plan_rounds(sends, receives, index, case.ranks, direct)
+            rounds, others = (
+                plan_rounds(sends, receives, index, case.ranks, one, phases={})
+                for one in (staged, direct)
+            )
+            assert rounds == others
             peers = [batch.peer for step in rounds for batch in step.sends]
             assert len(set(peers)) == len(peers)
 

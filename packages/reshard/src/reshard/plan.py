@@ -15,10 +15,13 @@ from typing import Any, Final
 
 from distcore.v1 import (
     Layout,
+    Pair,
     Plan,
     PlanError,
     Problem,
     itemsize,
+    matchings,
+    pairs_of,
 )
 from reshard.bounds import Bounds, Demand
 from reshard.cells import CellMaker
@@ -26,7 +29,6 @@ from reshard.forms import FormReader, Forms
 from reshard.moves import Moves
 from reshard.options import Options
 from reshard.plan_cache import PlanCache
-from reshard.rounds import Pair, pairs_of, rounds_of
 from reshard.sources import FanOut, Job, choose_sources
 from reshard.stats import Stats
 
@@ -79,9 +81,9 @@ class ReshardPlan:
         In each round a rank sends to at most one other, and receives from at most one; all that
         goes between two ranks in a stage goes in one round. The rounds of one stage come before
         those of the next. For those who carry a plan by other means, or draw it: the executor
-        has several peers under way at once.
+        takes eight such rounds at a time.
         """
-        return tuple(one for stage in self.stages for one in rounds_of(pairs_of(stage)))
+        return tuple(one for stage in self.stages for one in matchings(pairs_of(stage)))
 
     def bounds(self) -> Bounds:
         """What no plan can go below, from the layouts alone."""

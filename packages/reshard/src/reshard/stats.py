@@ -50,7 +50,7 @@ class Stats(Counts):
                 messages += np.bincount(ends, minlength=size)
             pairs = np.unique(src * size + dst)
             degrees = [np.bincount(ends).max(initial=0) for ends in (pairs // size, pairs % size)]
-            # As many rounds as the largest degree suffice: see reshard.rounds.
+            # As many rounds as the largest degree suffice: see distcore.v1.matching.
             rounds += int(max(degrees))
             peers = max(peers, int(max(degrees)))
         return cls(

@@ -24,6 +24,9 @@ from distcore.v1.errors import (
     Problem,
 )
 from distcore.v1.layout import Layout, Mesh, MeshForm, Piece
+
+# Who exchanges at the same time
+from distcore.v1.matching import Pair, matchings, pairs_of
 from distcore.v1.packing import Packing, cut_rounds
 from distcore.v1.placement import Interval, Placement, Reading, intervals
 from distcore.v1.plan import Columns, Plan, Transfer
@@ -50,6 +53,7 @@ __all__ = [
     "MeshForm",
     "Message",
     "Packing",
+    "Pair",
     "PeerError",
     "Pending",
     "Piece",
@@ -69,6 +73,8 @@ __all__ = [
     "intervals",
     "itemsize",
     "layout_from",
+    "matchings",
+    "pairs_of",
     "providers",
     "require",
 ]

@@ -7,8 +7,10 @@ header:
   quota of staging memory. Large parts travel as buffers of their own, small ones are packed.
 - The parts of a pair fill batches, at most a quota each. The k-th batches of all pairs of one
   phase make a round.
-- A phase joins each rank with at most `PEERS` ranks to send to and as many to receive from, by
-  distance in the group, so that neither memory nor open operations grow with the group.
+- A phase joins each rank with at most `PEERS` ranks to send to and as many to receive from, so
+  that neither memory nor open operations grow with the group. There are as few phases as can be
+  (see `distcore.v1.matching`), so that few have to wait for others; where the pairs are very
+  many, they go by distance in the group instead.
 
 Two rounds may be in flight, hence quota = staging / (2 rounds * 2 directions * peers), which is
 never exceeded but by parts that are not staged.
@@ -17,10 +19,12 @@ Since rounds are ordered alike on all ranks, the earliest unfinished one can alw
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from distcore.v1.matching import Pair, matchings, pairs_of
 from distcore.v1.packing import ALIGNMENT, cut_rounds
 from distcore.v1.plan import Plan
 from distcore.v1.region import Region
@@ -29,6 +33,8 @@ PEERS: Final = 8
 OWN_BUFFER_NBYTES: Final = 1 << 20
 DIRECT_NBYTES: Final = 1 << 28
 MAX_PARTS: Final = 8192
+MAX_MATCHED: Final = 1 << 16
+"""More pairs than this take longer to be dealt out than it would save."""
 
 
 class Part(NamedTuple):
@@ -114,26 +120,42 @@ def regions_of(plan: Plan, rows: Sequence[int]) -> list[tuple[str, Region]]:
     return found
 
 
+def phases_of(plan: Plan, ranks: Sequence[int]) -> Mapping[Pair, int]:
+    """The phase of each pair of the plan, in a group of `ranks`; pairs not named have phase 0."""
+    size = len(ranks)
+    if size - 1 <= PEERS:
+        return {}
+    pairs = pairs_of(plan)
+    degrees = (Counter(pair[end] for pair in pairs) for end in (0, 1))
+    if max((count for degree in degrees for count in degree.values()), default=0) <= PEERS:
+        return {}
+    if len(pairs) > MAX_MATCHED:
+        place = {rank: position for position, rank in enumerate(ranks)}
+        return {(a, b): ((place[b] - place[a]) % size - 1) // PEERS for a, b in pairs}
+    return {pair: turn // PEERS for turn, one in enumerate(matchings(pairs)) for pair in one}
+
+
 def plan_rounds(
     sends: Mapping[int, Sequence[Part]],
     receives: Mapping[int, Sequence[Part]],
     index: int,
     ranks: Sequence[int],
     terms: Terms,
+    *,
+    phases: Mapping[Pair, int],
 ) -> tuple[Round, ...]:
     """The rounds of the rank at `index` of a group of `ranks` (global), in order.
 
-    `sends` and `receives` hold, by peer, one part per transfer in plan order.
+    `sends` and `receives` hold, by peer, one part per transfer in plan order; `phases` is what
+    `phases_of` says of the plan.
     """
     place = {peer: position for position, peer in enumerate(ranks)}
-    size = len(ranks)
-    width = _width(size)
-    quota = _quota(size, terms)
+    quota = _quota(len(ranks), terms)
     grid: dict[tuple[int, int], tuple[list[Batch], list[Batch]]] = {}
     for side, by_peer in enumerate((sends, receives)):
         for peer, transfers in by_peer.items():
-            distance = (place[peer] - index if side == 0 else index - place[peer]) % size
-            phase = (distance - 1) // width
+            pair = (ranks[index], peer) if side == 0 else (peer, ranks[index])
+            phase = phases.get(pair, 0)
             for step, batch in enumerate(_batches(peer, transfers, quota, terms)):
                 grid.setdefault((phase, step), ([], []))[side].append(batch)
     return tuple(

@@ -159,7 +159,9 @@ def bind(sides: Sides, channel: Channel, options: Options, terms: Terms) -> Prep
         if part.nbytes
     )
     rounds, needed = [], (0, 0)
-    for step in plan_rounds(sides.sends, sides.receives, channel.index, channel.ranks, terms):
+    for step in plan_rounds(
+        sides.sends, sides.receives, channel.index, channel.ranks, terms, phases=sides.phases
+    ):
         sends, outgoing = _lanes(sources, step.sends, terms.digest_nbytes)
         receives, incoming = _lanes(destinations, step.receives, terms.digest_nbytes)
         needed = (max(needed[0], outgoing), max(needed[1], incoming))

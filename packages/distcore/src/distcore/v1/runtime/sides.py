@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from distcore.v1.channel import Channel
 from distcore.v1.errors import PlanError, Problem
 from distcore.v1.layout import Layout, Piece
+from distcore.v1.matching import Pair
 from distcore.v1.plan import Plan
 from distcore.v1.region import Region
 from distcore.v1.runtime.disputes import DTYPE_CODES
@@ -26,7 +27,7 @@ from distcore.v1.runtime.layouts import (
 )
 from distcore.v1.runtime.shard import Shard
 from distcore.v1.runtime.staging import Binding, Place
-from distcore.v1.schedule import Part, regions_of, rows_of
+from distcore.v1.schedule import Part, phases_of, regions_of, rows_of
 
 _MASK: Final = (1 << 64) - 1
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
@@ -37,14 +38,15 @@ class Sides:
     """The part of a plan that concerns one rank, and that rank's Shards.
 
     `rows` are the rows of the plan behind `sends` and `receives`, in the same order.
-    `is_contiguous` says whether every Region that is sent or received lies in order on the
-    channel's device.
+    `phases` says in which phase which pair exchanges. `is_contiguous` says whether every Region
+    that is sent or received lies in order on the channel's device.
     """
 
     copies: list[Part]
     sends: dict[int, list[Part]]
     receives: dict[int, list[Part]]
     rows: tuple[dict[int, list[int]], dict[int, list[int]]]
+    phases: Mapping[Pair, int]
     sources: Side
     destinations: Side
     is_contiguous: bool
@@ -78,7 +80,8 @@ class Sides:
             for rank in sorted(strangers)
         ]
         rows = send_rows, receive_rows
-        return cls(copies, sends, receives, rows, out, into, contiguous, problems)
+        phases = {} if problems else phases_of(plan, channel.ranks)
+        return cls(copies, sends, receives, rows, phases, out, into, contiguous, problems)
 
     @property
     def is_unsettled(self) -> bool:

@@ -1,4 +1,4 @@
-"""Rounds: steps in which no rank sends twice or receives twice, as few as can be."""
+"""Matchings: steps in which no rank sends twice or receives twice, as few as can be."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcore.v1 import Layout, Plan, Region, Transfer
-from reshard import Options, plan_reshard
-from reshard.rounds import Pair, pairs_of, rounds_of
+from distcore.v1 import Pair, Plan, Region, Transfer, matchings, pairs_of
 
 ranks = st.integers(0, 11)
 
@@ -22,29 +20,29 @@ def largest_degree(pairs: Sequence[Pair]) -> int:
 
 
 def check(pairs: Sequence[Pair]) -> None:
-    """Every pair is in as many rounds as it came, nobody acts twice in one, and none is wasted."""
-    rounds = rounds_of(pairs)
-    assert len(rounds) == largest_degree(pairs)
-    assert Counter(pair for one in rounds for pair in one) == Counter(pairs)
-    for one in rounds:
+    """Every pair is there as often as it came, nobody acts twice at once, and none is wasted."""
+    found = matchings(pairs)
+    assert len(found) == largest_degree(pairs)
+    assert Counter(pair for one in found for pair in one) == Counter(pairs)
+    for one in found:
         assert len({sender for sender, _ in one}) == len({got for _, got in one}) == len(one) > 0
         assert one == tuple(sorted(one))
 
 
 @given(st.lists(st.tuples(ranks, ranks), max_size=60))
-def test_any_pairs_take_as_many_rounds_as_the_busiest_rank_has(pairs: list[Pair]) -> None:
+def test_any_pairs_take_as_many_as_the_busiest_rank_has(pairs: list[Pair]) -> None:
     check(pairs)
 
 
 @given(st.lists(st.tuples(ranks, ranks), max_size=30))
 def test_the_order_of_the_pairs_does_not_matter(pairs: list[Pair]) -> None:
     turned = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
-    assert rounds_of(turned) == rounds_of(pairs)
+    assert matchings(turned) == matchings(pairs)
 
 
 def test_all_to_all_goes_round_the_ring() -> None:
     pairs = [(sender, receiver) for sender in range(4) for receiver in range(4, 8)]
-    assert rounds_of(pairs) == (
+    assert matchings(pairs) == (
         ((0, 4), (1, 5), (2, 6), (3, 7)),
         ((0, 5), (1, 6), (2, 7), (3, 4)),
         ((0, 6), (1, 7), (2, 4), (3, 5)),
@@ -58,33 +56,18 @@ def test_a_colour_is_made_free_where_none_is() -> None:
     For (0, 2) the first is taken at 0 and the second at 2, so (1, 2) and (1, 1) change theirs.
     """
     pairs = [(0, 0), (0, 2), (1, 1), (1, 2)]
-    assert rounds_of(pairs) == (((0, 0), (1, 2)), ((0, 2), (1, 1)))
+    assert matchings(pairs) == (((0, 0), (1, 2)), ((0, 2), (1, 1)))
 
 
-def test_no_pairs_take_no_rounds() -> None:
-    assert rounds_of([]) == ()
-    assert pairs_of(Plan()) == []
+def test_no_pairs_take_none() -> None:
+    assert matchings([]) == ()
+    assert pairs_of(Plan()) == ()
 
 
 def test_what_stays_on_a_rank_is_no_exchange() -> None:
     box = Region((0,), (1,))
     plan = Plan([Transfer(*one, box) for one in (("a", 1, 1), ("a", 1, 0), ("b", 1, 0))])
-    assert pairs_of(plan) == [(1, 0)]
-
-
-def test_a_plan_has_as_many_rounds_as_its_stats_say() -> None:
-    """The second stage, in which receivers pass stripes on, comes after the first."""
-    src = Layout.from_mesh(shape=(64, 64), dtype="float32", mesh=[0], placements=["S(0)"])
-    dst = Layout.replicated(shape=(64, 64), dtype="float32", ranks=[1, 2, 3])
-    plan = plan_reshard({"w": src}, {"w": dst}, options=Options(fan_out="stripe", stripe_nbytes=1))
-    assert plan.rounds() == (
-        ((0, 1),),
-        ((0, 2),),
-        ((0, 3),),
-        ((1, 2), (2, 3), (3, 1)),
-        ((1, 3), (2, 1), (3, 2)),
-    )
-    assert plan.stats().rounds == 5
+    assert pairs_of(plan) == ((1, 0),)
 
 
 def test_a_thousand_ranks_to_a_thousand_take_little_time() -> None:
@@ -93,6 +76,6 @@ def test_a_thousand_ranks_to_a_thousand_take_little_time() -> None:
     dense = [(at, 256 + to) for at in range(256) for to in range(256)]
     for pairs, bound_s in ((sparse, 1.0), (dense, 4.0)):  # 0.02 and 0.3 s where nothing else runs
         begin = time.process_time()
-        rounds_of(pairs)
+        matchings(pairs)
         assert time.process_time() - begin < bound_s
         check(pairs)

@@ -1,12 +1,12 @@
-"""Rounds: the exchanges of a plan in steps in which no rank sends twice or receives twice.
+"""Matchings: pairs of ranks dealt out to steps in which no rank sends twice or receives twice.
 
 Ranks as senders on one side, ranks as receivers on the other, and an edge for every pair that
-exchanges: a round is a set of edges without a common end, so rounds are the colours of an edge
-colouring. A bipartite graph has one with as many colours as its largest degree (Koenig, 1916), and
-no fewer can do. It is found edge by edge: an edge takes the first colour that is free at both of
-its ends; where there is none, one is made free by swapping two colours along a path. Edges come
-by the distance from sender to receiver, each distance being a set without a common end: so dense
-traffic needs no swaps at all, and sparse traffic few.
+exchanges: a matching is a set of edges without a common end, and to deal them all out to matchings
+is to colour the edges. A bipartite graph can do with as many colours as its largest degree (Koenig,
+1916), and no fewer will do. The colouring is found edge by edge: an edge takes the first colour
+that is free at both of its ends; where there is none, one is made free by swapping two colours
+along a path. Edges come by the distance from sender to receiver, each distance being a matching: so
+dense traffic needs no swaps at all, and sparse traffic few.
 """
 
 from __future__ import annotations
@@ -14,44 +14,35 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-import numpy as np
-
-from distcore.v1 import Plan
+from distcore.v1.plan import Plan
 
 Pair: TypeAlias = tuple[int, int]
 """A sender and a receiver, as global ranks."""
 
 
-def pairs_of(plan: Plan) -> list[Pair]:
+def pairs_of(plan: Plan) -> tuple[Pair, ...]:
     """The pairs of different ranks between which something goes, ascending."""
-    if not len(plan):
-        return []
-    src, dst = (
-        np.frombuffer(column, dtype=np.int64) for column in (plan.columns.src, plan.columns.dst)
-    )
-    crossing = src != dst
-    size = int(dst.max()) + 1
-    found = np.unique(src[crossing] * size + dst[crossing])
-    return list(zip((found // size).tolist(), (found % size).tolist(), strict=True))
+    found = set(zip(plan.columns.src, plan.columns.dst, strict=True))
+    return tuple(sorted(pair for pair in found if pair[0] != pair[1]))
 
 
-def rounds_of(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
-    """Deal `pairs` out to as few rounds as can be: as many as one rank has sends, or receives.
+def matchings(pairs: Iterable[Pair]) -> tuple[tuple[Pair, ...], ...]:
+    """Deal `pairs` out to as few matchings as can be: the most sends, or receives, of one rank.
 
-    A pair that comes several times has a round for each time. Deterministic; within a round the
-    pairs are ascending.
+    A pair that comes several times is in a matching for each time. Deterministic, whatever the
+    order of the pairs; within a matching they are ascending.
 
-    >>> rounds_of([(0, 1), (0, 2), (1, 2)])
+    >>> matchings([(0, 1), (0, 2), (1, 2)])
     (((0, 1), (1, 2)), ((0, 2),))
     """
     colouring = _Colouring()
     for sender, receiver in _by_distance(list(pairs)):
         colouring.add(sender, receiver)
-    rounds: list[list[Pair]] = [[] for _ in range(colouring.num_colours)]
-    for sender, by_colour in sorted(colouring.receiver_of.items()):
+    found: list[list[Pair]] = [[] for _ in range(colouring.num_colours)]
+    for sender, by_colour in colouring.receiver_of.items():
         for colour, receiver in by_colour.items():
-            rounds[colour].append((sender, receiver))
-    return tuple(tuple(sorted(one)) for one in rounds)
+            found[colour].append((sender, receiver))
+    return tuple(tuple(sorted(one)) for one in found)
 
 
 def _by_distance(pairs: Sequence[Pair]) -> list[Pair]:
