@@ -17,7 +17,7 @@ from distcore.v1.runtime.layouts import dtype_name, is_dtensor, layout_of, layou
 from distcore.v1.runtime.open_channel import Group, OpenChannel, SoloChannel, channel_over
 from distcore.v1.runtime.report import ExecuteReport
 from distcore.v1.runtime.same_host import SameHostChannel, with_same_host
-from distcore.v1.runtime.scratch import scratch
+from distcore.v1.runtime.scratch_memory import scratch
 from distcore.v1.runtime.shard import Shard
 
 __all__ = [

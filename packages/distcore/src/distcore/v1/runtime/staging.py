@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 
 from distcore.v1.channel import Message
-from distcore.v1.runtime.scratch import scratch
+from distcore.v1.runtime.scratch_memory import scratch
 from distcore.v1.runtime.shard import Box, Shard
 from distcore.v1.schedule import Batch, Part, aligned
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from distcore.v1.runtime import scratch
-from distcore.v1.runtime.scratch import MAPPED_NBYTES
+from distcore.v1.runtime.scratch_memory import MAPPED_NBYTES
 
 MIB = 1 << 20
 
