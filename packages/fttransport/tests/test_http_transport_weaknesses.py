@@ -293,7 +293,8 @@ def test_w21_a_target_without_memory_is_refused_and_no_other_takes_its_place(htt
         receiver.recv_checkpoint(0, source.metadata(), 1, S)
 
 
-def test_w25_a_heal_over_http_needs_no_process_group(http: Make) -> None:
+def test_w25_and_torchft_357_a_heal_over_http_needs_no_process_group(http: Make) -> None:
+    """So it does not contend with the run's own."""
     source = http()
     source.send_checkpoint([], 1, STATE, S)
     assert torch.equal(http().recv_checkpoint(0, source.metadata(), 1, S)["w"], STATE["w"])

@@ -290,6 +290,13 @@ def test_dlrover_1233_sources_of_another_step_are_left_out(http: Make) -> None:
     assert "serving 5 but got step=6" in receiver.last_report.failures[old.address()]
 
 
+def test_sglang_37216_equal_keys_of_other_ranks_are_never_mixed(http: Make) -> None:
+    """Two stages of a pipeline have the same keys, and other tensors under them."""
+    stages = [serving(http, {"layer.w": torch.full((2_000_000,), float(i))}) for i in range(2)]
+    found = http(2).recv_checkpoint(0, join_metadata([s.metadata() for s in stages]), 1, S)
+    assert len(found["layer.w"].unique()) == 1
+
+
 def test_lmdeploy_4698_nothing_is_taken_from_a_request(http: Make) -> None:
     source = serving(http, security=Security(token="t"), bind="127.0.0.1")
     body = pickle.dumps({"w": 1})  # what such a request carried
