@@ -218,20 +218,16 @@ def test_rounds_of_any_plan_fit_together(case: Case) -> None:
     check_progress(case, in_flight=2)
 
 
-@pytest.mark.parametrize("matched", [True, False])
+@pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("size", [2, 9, 10, 40])
 @pytest.mark.parametrize("digest_nbytes", [0, 8])
-def test_rounds_of_a_large_group_fit_together(
-    size: int, digest_nbytes: int, matched: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not matched:
-        monkeypatch.setattr(schedule, "MAX_MATCHED", 0)
+def test_rounds_of_a_large_group_fit_together(size: int, digest_nbytes: int, dense: bool) -> None:
     ranks = tuple(range(3, size + 3))
     transfers = [
         Transfer(f"t{src}", src, dst, Region((0,), (1 + (src * 37 + dst * 11) % 3000,)))
         for src in ranks
         for dst in ranks
-        if (src + dst) % 3
+        if ((src + dst) % 3 > 0) is dense
     ]
     itemsizes = {f"t{src}": ITEMSIZES[src % 5] for src in ranks}
     case = Case(Plan(transfers), ranks, itemsizes, 64 * KIB, digest_nbytes)
@@ -277,6 +273,11 @@ def test_very_many_pairs_go_by_distance(monkeypatch: pytest.MonkeyPatch) -> None
     phases = phases_of(case.plan, case.ranks)
     assert phases[0, 1] == phases[59, 0] == 0
     assert phases[0, 58] == phases[5, 3] == 57 // PEERS
+
+
+def test_where_most_are_peers_of_most_they_go_by_distance() -> None:
+    case = far_apart(40, 20)
+    assert phases_of(case.plan, case.ranks)[39, 38] == 38 // PEERS
 
 
 PAIR = frozenset({frozenset({0, 1})})

@@ -9,8 +9,8 @@ header:
   phase make a round.
 - A phase joins each rank with at most `PEERS` ranks to send to and as many to receive from, so
   that neither memory nor open operations grow with the group. There are as few phases as can be
-  (see `distcore.v1.matching`), so that few have to wait for others; where the pairs are very
-  many, they go by distance in the group instead.
+  (see `distcore.v1.matching`), so that few have to wait for others. Where the pairs are very
+  many, or most ranks have most others as peers, they go by distance in the group instead.
 
 Two rounds may be in flight, hence quota = staging / (2 rounds * 2 directions * peers), which is
 never exceeded but by parts that are not staged.
@@ -33,8 +33,8 @@ PEERS: Final = 8
 OWN_BUFFER_NBYTES: Final = 1 << 20
 DIRECT_NBYTES: Final = 1 << 28
 MAX_PARTS: Final = 8192
-MAX_MATCHED: Final = 1 << 16
-"""More pairs than this take longer to be dealt out than it would save."""
+MAX_MATCHED: Final = 1 << 14
+"""More pairs than this take longer to be dealt out than it would save: 0.1 s for these."""
 
 
 class Part(NamedTuple):
@@ -126,10 +126,11 @@ def phases_of(plan: Plan, ranks: Sequence[int]) -> Mapping[Pair, int]:
     if size - 1 <= PEERS:
         return {}
     pairs = pairs_of(plan)
-    degrees = (Counter(pair[end] for pair in pairs) for end in (0, 1))
-    if max((count for degree in degrees for count in degree.values()), default=0) <= PEERS:
+    counts = (Counter(pair[end] for pair in pairs) for end in (0, 1))
+    most = max((number for count in counts for number in count.values()), default=0)
+    if most <= PEERS:
         return {}
-    if len(pairs) > MAX_MATCHED:
+    if len(pairs) > MAX_MATCHED or 2 * most >= size:
         place = {rank: position for position, rank in enumerate(ranks)}
         return {(a, b): ((place[b] - place[a]) % size - 1) // PEERS for a, b in pairs}
     return {pair: turn // PEERS for turn, one in enumerate(matchings(pairs)) for pair in one}
