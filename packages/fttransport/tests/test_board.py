@@ -102,6 +102,7 @@ def test_the_end_cuts_whoever_is_fetching() -> None:
     cut = threading.Event()
     run = board.take(source, cut.set)
     assert run is not None
+    assert board.begin(run)
     board.end(KeyError("progress failed"))
     assert cut.is_set()
     assert not board.wait(0)
@@ -113,4 +114,15 @@ def test_the_end_cuts_whoever_is_fetching() -> None:
 def test_nothing_to_fetch_is_over_at_once() -> None:
     board = Board([], [link("a")], 1)
     assert board.is_over
+    assert board.wait(0)
+
+
+def test_who_waits_for_a_connection_is_not_waited_for_and_finds_it_over() -> None:
+    source = link("a")
+    board = Board([0, 1], [source], 1)
+    run = board.take(source, lambda: None)
+    assert run is not None
+    board.end(KeyError("the time is over"))
+    assert board.wait(0)
+    assert not board.begin(run)
     assert board.wait(0)

@@ -35,12 +35,16 @@ class Link:
 
 @dataclass(eq=False)
 class Run:
-    """A run of chunks that one worker fetches; `cut` ends its connection."""
+    """A run of chunks that one worker fetches; `cut` ends its connection.
+
+    `is_read` says whether its bytes may be on their way into memory.
+    """
 
     link: Link
     start: int
     stop: int
     cut: Callable[[], None]
+    is_read: bool = False
     begun: float = field(default_factory=time.monotonic)
 
 
@@ -81,6 +85,12 @@ class Board:
                 self._drop_laggard(link)
                 self._changed.wait(_POLL_S)
             return None
+
+    def begin(self, run: Run) -> bool:
+        """Whether a run is to be read, once its connection can be cut; from now on it is."""
+        with self._changed:
+            run.is_read = self.still_wants(run)
+            return run.is_read
 
     def still_wants(self, run: Run) -> bool:
         """Whether a run is to go on, once its connection can be cut."""
@@ -131,9 +141,16 @@ class Board:
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait a while for the end; whether it has come and nobody writes any more."""
+        """Wait a while for the end; whether it has come and nobody writes any more.
+
+        A run that waits for its connection is not waited for: it will find that it is over.
+        """
+
+        def ended() -> bool:
+            return self.is_over and not any(run.is_read for run in self._flying)
+
         with self._changed:
-            return self._changed.wait_for(lambda: self.is_over and not self._flying, timeout_s)
+            return self._changed.wait_for(ended, timeout_s)
 
     def _share(self, link: Link, run: int) -> int:
         """How many chunks a worker takes."""

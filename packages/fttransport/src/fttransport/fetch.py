@@ -218,7 +218,7 @@ class _Worker:
         if self._connection is None:
             self._connection = self._owner.connect(self._link)
         # Asked after the connection can be cut: so none is read from that nobody wants.
-        if not self._board.still_wants(run):
+        if not self._board.begin(run):
             raise SourceLost(f"{self._link.name} is no longer needed")
         self._owner.fetch(self._board, run, self._connection)
 

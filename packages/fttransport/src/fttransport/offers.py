@@ -58,13 +58,12 @@ class Offers:
         self.failures: dict[str, TransportError] = {}
         self._num_sources = len(sources)
         self._over = threading.Event()
-        for addresses in sources[1:]:
+        # In threads also where it is one: to look up a name may take longer than the deadline.
+        for addresses in sources:
             name = f"fttransport-ask-{addresses[0]}"
             threading.Thread(
                 target=self._ask, args=(tuple(addresses),), name=name, daemon=True
             ).start()
-        # A single source is asked without a thread.
-        self._first = tuple(sources[0])
 
     def gather(self) -> list[Offer]:
         """The offers of all sources, in the order of their answers; `failures` has the others.
@@ -72,15 +71,12 @@ class Offers:
         Once one source has answered, the others have as long again as a silent source has.
         Raises the most telling error where none has an offer.
         """
-        if self._num_sources == 1:
-            self._ask(self._first)
-        else:
-            threading.Thread(target=self._ask, args=(self._first,), daemon=True).start()
         found: list[Offer] = []
         until: float | None = None
         for _ in range(self._num_sources):
             try:
-                left = self._clock.left_s() if until is None else until - time.monotonic()
+                end = self._clock.deadline if until is None else until
+                left = end - time.monotonic()
                 name, answer = self._answers.get(timeout=max(0.001, left))
             except queue.Empty:
                 break
@@ -105,6 +101,8 @@ class Offers:
             answer: Offer | TransportError = self._offer(addresses)
         except TransportError as error:
             answer = error
+        except Exception as error:  # noqa: BLE001 - what a source answers costs that source only
+            answer = IntegrityError(f"{addresses[0]} answered what is not understood: {error!r}")
         if self._over.is_set() and isinstance(answer, Offer):
             answer.connection.close()
             return
