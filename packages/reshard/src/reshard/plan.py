@@ -81,7 +81,7 @@ class ReshardPlan:
         In each round a rank sends to at most one other, and receives from at most one; all that
         goes between two ranks in a stage goes in one round. The rounds of one stage come before
         those of the next. For those who carry a plan by other means, or draw it: the executor
-        takes eight such rounds at a time.
+        has up to eight of them under way at once.
         """
         return tuple(one for stage in self.stages for one in matchings(pairs_of(stage)))
 
