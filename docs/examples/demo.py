@@ -49,41 +49,45 @@ def main(args: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(args)
     model = (chosen.model or packaged_model()).resolve()
     console = Console(highlight=False)
+    chronicle = Chronicle(chosen.ranks)
     with tempfile.TemporaryDirectory(prefix="shardworks-") as folder:
         given = [f"--model={model}", f"--steps={chosen.steps}", f"--folder={folder}"]
         try:
-            chronicle = run(chosen.ranks, given, Path(folder), console)
+            run(chronicle, given, Path(folder), console)
         except RankFailed as failure:
             console.print(str(failure), markup=False)
+            print_claims(chronicle, console)
             return 1
-    is_whole = chosen.steps == 0 or is_exact(Source.open(model), chosen.ranks)
-    return conclude(chronicle, chosen.report, console, trains=is_whole)
+    trains = chosen.steps == 0 or is_exact(Source.open(model), chosen.ranks)
+    return conclude(chronicle, chosen.report, console, trains=trains)
 
 
-def run(ranks: int, given: list[str], folder: Path, console: Console) -> Chronicle:
+def run(chronicle: Chronicle, given: list[str], folder: Path, console: Console) -> None:
     """Start the ranks and look on until all have ended."""
-    chronicle = Chronicle(ranks)
-    with Launcher(ranks, given, folder) as launcher, View(chronicle, console) as view:
+    with Launcher(chronicle.size, given, folder) as launcher, View(chronicle, console) as view:
         for event in launcher.events():
             chronicle.add(event)
             view.show(event)
-    return chronicle
 
 
 def conclude(chronicle: Chronicle, report: Path, console: Console, *, trains: bool) -> int:
     """Show what came of it; 0 if everything is exact."""
     ledger = chronicle.ledger
     console.print("", summary(ledger.rows()), "")
+    print_claims(chronicle, console)
     claims = list(ledger.verdicts())
-    for _, text, holds in claims:
-        mark = "[green]ok  [/] " if holds else "[red]FAIL[/] "
-        console.print(mark + text, soft_wrap=True)
     if not trains:
         console.print("--   no training: it needs float32, and a power of two of ranks")
     console.print(
         f"\n{chronicle.elapsed():.0f} s in all; the report is {page.write(chronicle, report)}"
     )
     return 0 if claims and all(holds for *_, holds in claims) else 1
+
+
+def print_claims(chronicle: Chronicle, console: Console) -> None:
+    for _, text, holds in chronicle.ledger.verdicts():
+        mark = "[green]ok  [/] " if holds else "[red]FAIL[/] "
+        console.print(mark + text, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ def timeline(chronicle: Chronicle) -> Figure:
     for rank, at in chronicle.kills:
         axes.plot([at], [rank], marker="X", markersize=15, color=RED, mec="white", zorder=5)
         moment(axes, at, f"SIGKILL to rank {rank} at {at:.1f} s ", color=RED, align="right")
-        again = [s.start for s in chronicle.spans if s.act == "train" and s.start > at]
+        spans = (span for span in chronicle.spans if span.rank == rank and span.start > at)
+        again = [span.start for span in spans if span.act == "train"]
         if again:
             text = f" healed, trains on at {min(again):.1f} s"
             moment(axes, min(again), text, color=COLOURS["train"], align="left")
