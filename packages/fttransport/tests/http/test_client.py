@@ -67,3 +67,19 @@ def test_a_peer_that_never_answers_is_lost_after_a_quarter_of_the_time(http: Mak
         with pytest.raises(SourceSilent, match="timed out"):
             http().recv_checkpoint(0, address, 1, timedelta(seconds=2))
         assert time.monotonic() - begin < 1.9
+
+
+def test_a_head_that_drips_keeps_nobody_past_the_deadline(http: Make, proxy: Any) -> None:
+    def fault(data: bytes, before: int) -> bytes:
+        time.sleep(0.05)
+        return data
+
+    source, receiver = http(), http()
+    source.send_checkpoint([], 1, {}, timedelta(seconds=5))
+    with proxy(source.address(), fault, piece=1) as front:
+        with pytest.raises(TimeoutError):
+            receiver.recv_checkpoint(0, front.address, 1, timedelta(seconds=0.6))
+        asking = [t for t in threading.enumerate() if t.name.startswith("fttransport-ask")]
+        for thread in asking:
+            thread.join(2)
+        assert not any(thread.is_alive() for thread in asking)

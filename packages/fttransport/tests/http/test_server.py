@@ -183,3 +183,15 @@ def test_a_server_outlives_a_time_without_file_descriptors(http: Make) -> None:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert sock.recv(15) == b"HTTP/1.1 200 OK"
     server.close(wait=True)
+
+
+def test_who_sends_a_request_byte_by_byte_is_cut_off(http: Make) -> None:
+    parts = urlsplit(http(timeout_s=0.4).address())
+    begin = time.monotonic()
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=5) as sock:
+        sock.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
+        with suppress(ConnectionError):
+            while time.monotonic() - begin < 5:
+                sock.sendall(b"y")
+                time.sleep(0.05)
+    assert time.monotonic() - begin < 3

@@ -165,6 +165,7 @@ class Connection:
         while True:
             event = grammar.next_event()
             if event is h11.NEED_DATA:
+                self._sock.settimeout(self._clock.wait_s())
                 data = self._sock.recv(_HEAD_NBYTES)
                 if not data:
                     raise EOFError("the source closed the connection before it answered")

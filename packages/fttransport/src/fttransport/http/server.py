@@ -204,15 +204,24 @@ class _Extent:
 
 
 def _read_request(connection: h11.Connection, sock: socket) -> h11.Request | None:
-    """The next request; None where the connection has ended."""
-    while True:
-        event = connection.next_event()
-        if event is h11.NEED_DATA:
-            connection.receive_data(sock.recv(_HEAD_NBYTES))
-        elif isinstance(event, h11.Request):
-            return event
-        elif not isinstance(event, h11.EndOfMessage):
-            return None
+    """The next request, all of which comes within the socket's timeout; None where there is none.
+
+    So that nobody holds a connection by a byte now and then.
+    """
+    timeout_s = sock.gettimeout() or 0.0
+    until = time.monotonic() + timeout_s
+    try:
+        while True:
+            event = connection.next_event()
+            if event is h11.NEED_DATA:
+                sock.settimeout(max(0.001, until - time.monotonic()))
+                connection.receive_data(sock.recv(_HEAD_NBYTES))
+            elif isinstance(event, h11.Request):
+                return event
+            elif not isinstance(event, h11.EndOfMessage):
+                return None
+    finally:
+        sock.settimeout(timeout_s)
 
 
 def _send(connection: h11.Connection, sock: socket, reply: Reply, method: bytes) -> bool:
