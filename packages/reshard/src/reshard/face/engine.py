@@ -85,12 +85,13 @@ def _read(
         both = sides()
         offer = Offer.of(channel.rank, tensors, both)
         _refuse_strangers(both, channel)
+        told = {side.name: f"mesh {side.mesh}, placements {list(side.forms)}" for side in both}
+        row = offer.encode(told)
     except BaseException as error:
         channel.all_gather(FAILED)
         agree(label, error, channel)
         raise
-    told = {side.name: f"mesh {side.mesh}, placements {list(side.forms)}" for side in both}
-    rows = channel.all_gather(offer.encode(told))
+    rows = channel.all_gather(row)
     if FAILED in rows:
         agree(label, "read", channel)
     if len({digest_in(row) for row in rows}) > 1:
