@@ -38,7 +38,7 @@ Front = Callable[..., Any]
 logger = logging.getLogger(__name__)
 
 KINDS = ("flip", "cut", "stall", "drip", "kill", "token", "replay", "hostile", "garbage", "swap")
-RUNS = int(os.environ.get("FAULT_RUNS", "40"))
+RUNS = int(os.environ.get("FAULT_RUNS", "30"))
 STEP = 7
 LIMIT_S = 6.0
 SHORT_S = 1.5

@@ -202,14 +202,13 @@ def test_checkpoint_engine_97_without_destinations_a_send_returns_at_once() -> N
     assert (report.nbytes, report.moved_bytes) == (12, 0)
 
 
-@pytest.mark.parametrize("dead_first", [True, False])
-def test_a_dead_destination_does_not_keep_the_others_waiting(dead_first: bool) -> None:
+def test_a_dead_destination_does_not_keep_the_others_waiting() -> None:
     def run(channel: GroupChannel) -> float:
         mine = transport(channel, timeout=timedelta(seconds=2))
         begin = time.monotonic()
         if channel.rank == 0:
             with pytest.raises(TimeoutError) as caught:
-                mine.send_checkpoint([2, 1, 3] if dead_first else [1, 3, 2], 1, {"n": 5})
+                mine.send_checkpoint([2, 1, 3], 1, {"n": 5})
             assert isinstance(caught.value, TransportError)
             assert set(caught.value.failures) == {"rank 2"}
             assert mine.last_report is not None
