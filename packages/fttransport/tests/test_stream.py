@@ -41,3 +41,26 @@ def test_digests_by_several_threads_are_those_by_one(
     assert digests == manifest.digests
     assert len(digests) == count
     assert digests[0] == XXH3.digest([bytes(range(256)) * 4])
+
+
+def test_only_new_memory_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    touched: list[tuple[int, int, int]] = []
+
+    def touch(block: torch.Tensor, start: int, stop: int) -> None:
+        touched.append((len(block), start, stop))
+
+    monkeypatch.setattr(stream_module, "touch", touch)
+    blocks = [torch.zeros(size, dtype=torch.uint8) for size in (4, 5, 6, 7)]
+    Stream(blocks, new={0, 2, 3}).touch(2, 16)
+    assert touched == [(4, 2, 4), (6, 0, 6), (7, 0, 1)]
+    touched.clear()
+    Stream(blocks).touch(0, 22)
+    assert touched == []
+
+
+def test_touched_memory_keeps_its_bytes() -> None:
+    block = torch.arange(100_000, dtype=torch.int32).to(torch.uint8)
+    before = block.clone()
+    Stream([block], new={0}).touch(1, 99_999)
+    Stream([block], new={0}).touch(7, 9)
+    assert torch.equal(block, before)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fttransport.memory import Spans, is_dense, new_bytes, storage_bytes, used_span
+from fttransport.memory import Spans, is_dense, storage_bytes, used_span
 from fttransport.table import Column
 
 SMALL_NBYTES: Final = 64 << 10
@@ -76,7 +76,7 @@ def find_blocks(tensors: Sequence[Tensor]) -> Blocks:
             block[group] = len(blocks)
             offset[group[1:]] = np.cumsum(spans.nbytes[group[:-1]])
             pack = [tensors[index] for index in group]
-            blocks.append(_packed(pack, int(spans.nbytes[group].sum()), mixed=mixed))
+            blocks.append(_packed(pack, mixed=mixed))
             continue
         made, found = _block_of(group, tensors)
         for index, (begin, stride) in found.items():
@@ -137,17 +137,13 @@ def _filled(indices: Column, spans: Spans) -> Iterator[list[int]]:
         begin = max(end, begin + 1)
 
 
-def _packed(tensors: list[Tensor], nbytes: int, *, mixed: bool) -> Tensor:
+def _packed(tensors: list[Tensor], *, mixed: bool) -> Tensor:
     """Contiguous tensors of one dtype, copied one after another; to the CPU if they are `mixed`."""
     if mixed:
         tensors = [tensor.cpu() for tensor in tensors]
     with torch.no_grad():
         flat = [tensor if tensor.ndim == 1 else tensor.view(-1) for tensor in tensors]
-        if tensors[0].device.type != "cpu":
-            return torch.cat(flat).view(torch.uint8)
-        made = new_bytes(nbytes)
-        torch.cat(flat, out=made.view(tensors[0].dtype))
-        return made
+        return torch.cat(flat).view(torch.uint8)
 
 
 def _overlapping(indices: list[int], tensors: Sequence[Tensor]) -> list[list[_Range]]:

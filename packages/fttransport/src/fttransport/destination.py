@@ -26,7 +26,7 @@ from fttransport.codec import Codec, Paths, walk
 from fttransport.collector import collector_paused
 from fttransport.errors import LayoutMismatch, TransportError
 from fttransport.manifest import PARAMETER, REQUIRES_GRAD, Manifest
-from fttransport.memory import Spans, is_dense, new_bytes, storage_bytes, used_span
+from fttransport.memory import Spans, is_dense, storage_bytes, used_span
 from fttransport.placements import make_dtensor, why_not_alike
 from fttransport.snapshot import PLAIN, local_part
 from fttransport.stream import Stream
@@ -59,13 +59,13 @@ class Destination:
         self.in_place = bool(self._direct)
         try:
             blocks = [
-                self._direct[i] if i in self._direct else new_bytes(nbytes)
+                self._direct[i] if i in self._direct else torch.empty(nbytes, dtype=torch.uint8)
                 for i, nbytes in enumerate(manifest.blocks)
             ]
         except (RuntimeError, MemoryError) as error:
             text = f"no memory for the {manifest.nbytes} bytes that the source announces"
             raise TransportError(text) from error
-        self.stream = Stream(blocks)
+        self.stream = Stream(blocks, new=set(range(len(blocks))) - set(self._direct))
 
     def load_own_bytes(self) -> None:
         """Put what the target's tensors hold now into the memory that stands in for them.

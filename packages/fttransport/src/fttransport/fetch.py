@@ -17,7 +17,7 @@ from fttransport.clock import Clock
 from fttransport.digests import Digester
 from fttransport.errors import IntegrityError, SourceLost, TransportError
 from fttransport.http.client import Connection
-from fttransport.manifest import Manifest
+from fttransport.manifest import CHUNK_NBYTES, Manifest
 from fttransport.offers import Offer
 from fttransport.security import Security
 
@@ -33,6 +33,9 @@ class Memory(Protocol):
 
     def digest(self, manifest: Manifest, chunk: int, digester: Digester) -> str:
         """The digest of a chunk as it is in memory now."""
+
+    def touch(self, start: int, stop: int) -> None:
+        """Have pages given to what is new of bytes `start` to `stop`; no byte changes."""
 
 
 class Fetch:
@@ -158,8 +161,10 @@ class Fetch:
 
         for chunk in range(run.start, run.stop):
             self.written = True
-            parts = self._memory.part(*self._manifest.chunk(chunk))
-            connection.read_into(parts, arrived)
+            start, stop = self._manifest.chunk(chunk)
+            # Only so much: a source that lies about its chunks takes no memory by it.
+            self._memory.touch(start, min(stop, start + CHUNK_NBYTES))
+            connection.read_into(self._memory.part(start, stop), arrived)
             if not self._is_right(chunk):
                 text = f"{connection.name} sent wrong bytes in chunk {chunk}"
                 raise IntegrityError(text, chunk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -16,8 +17,6 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-_HUGE_NBYTES: Final = 2 << 20
 
 
 def used_span(tensor: Tensor) -> tuple[int, int]:
@@ -103,28 +102,27 @@ def view_bytes(
     return made.set_(block.untyped_storage(), at, tuple(shape), tuple(stride))
 
 
-def new_bytes(nbytes: int) -> Tensor:
-    """A flat CPU uint8 tensor of undefined bytes, in huge pages where the system has them.
+def touch(block: Tensor, start: int, stop: int) -> None:
+    """Have the system give pages to bytes `start` to `stop` of new CPU memory; nothing changes.
 
-    The first touch of memory in small pages costs more time than a socket's bytes do.
+    The first touch of memory takes about as long as a socket's bytes do. A hint, in vain where
+    the system does not know it.
     """
-    made = torch.empty(nbytes, dtype=torch.uint8)
-    start = -(-made.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    length = made.data_ptr() + nbytes - start
-    if _madvise is not None and nbytes >= 2 * _HUGE_NBYTES:
-        # A hint: without huge pages the memory is as good.
-        _madvise(start, length, mmap.MADV_HUGEPAGE)
-    return made
+    begin = -(-(block.data_ptr() + start) // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = block.data_ptr() + stop - begin
+    if _madvise is not None and length > 0:
+        _madvise(begin, length, _MADV_POPULATE_WRITE)
 
 
 def _madvise_of_libc() -> Callable[[int, int, int], int] | None:
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
+    if sys.platform != "linux":
         return None
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
     return kind(("madvise", ctypes.CDLL(None)))
 
 
 _madvise: Final = _madvise_of_libc()
+_MADV_POPULATE_WRITE: Final = 23
 
 
 def buffer_of(block: Tensor) -> memoryview:

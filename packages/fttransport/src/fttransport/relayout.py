@@ -48,6 +48,9 @@ class ChunkStream:
             start += end - at
         return found
 
+    def touch(self, start: int, stop: int) -> None:
+        """Do nothing: chunks apart from each other are not read ahead of."""
+
     def digest(self, manifest: Manifest, chunk: int, digester: Digester) -> str:
         """The digest of a chunk as it is in memory now."""
         return digester.digest(self.part(*manifest.chunk(chunk)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Final
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fttransport.digests import Digester
 from fttransport.manifest import Manifest
-from fttransport.memory import buffer_of
+from fttransport.memory import buffer_of, touch
 
 _THREADED_NBYTES: Final = 64 << 20
 _THREADS: Final = min(4, os.cpu_count() or 1)
@@ -23,11 +23,13 @@ _THREADS: Final = min(4, os.cpu_count() or 1)
 class Stream:
     """Buffers laid end to end; part of them is asked for by where it lies in the whole.
 
-    Keeps the memory of its blocks (flat CPU uint8 tensors) alive.
+    Keeps the memory of its blocks (flat CPU uint8 tensors) alive. `new` are the numbers of those
+    whose memory was never written to.
     """
 
-    def __init__(self, blocks: Sequence[Tensor]) -> None:
+    def __init__(self, blocks: Sequence[Tensor], *, new: Collection[int] = ()) -> None:
         self.blocks = tuple(blocks)
+        self._new = frozenset(new)
         self._buffers = [buffer_of(block) for block in blocks]
         self._starts = list(accumulate((len(b) for b in self._buffers), initial=0))
 
@@ -53,6 +55,15 @@ class Stream:
     def tensors(self, start: int, stop: int) -> list[Tensor]:
         """The same as flat uint8 tensors."""
         return [torch.frombuffer(part, dtype=torch.uint8) for part in self.part(start, stop)]
+
+    def touch(self, start: int, stop: int) -> None:
+        """Have pages given to what is new of bytes `start` to `stop`; no byte changes."""
+        index = bisect_right(self._starts, start) - 1
+        while start < stop and index < len(self.blocks):
+            base, end = self._starts[index], min(stop, self._starts[index + 1])
+            if index in self._new and end > start:
+                touch(self.blocks[index], start - base, end - base)
+            start, index = max(start, end), index + 1
 
     def digests(self, manifest: Manifest, digester: Digester) -> tuple[str, ...]:
         """The digests of all chunks as they are in memory now; those of a large stream at once."""
