@@ -252,26 +252,24 @@ def test_a_bit_anywhere_in_the_head_of_one_source_costs_that_source_only(
         check(receiver.recv_checkpoint(0, metadata, 1, S), state)
 
 
-@pytest.mark.parametrize("slow_from", [0, 1], ids=["the first look-up", "a later one"])
+@pytest.mark.parametrize("who", ["ask", "fetch"])
 def test_a_name_that_is_looked_up_for_long_does_not_outlast_the_deadline(
-    http: Make, monkeypatch: pytest.MonkeyPatch, slow_from: int
+    proxy: Front, http: Make, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
-    """One connection asks first; the second stream has one of its own."""
+    """By who asks what there is, or by a second stream, which has a connection of its own."""
     (source,) = sources_of(http, 1, state_of())
     receiver, look_up, ended = http(2), socket.getaddrinfo, threading.Event()
-    looked_up: list[object] = []
 
     def slow(*args: Any, **options: Any) -> Any:
-        looked_up.append(args)
-        if len(looked_up) > slow_from:
+        if threading.current_thread().name.startswith(f"fttransport-{who}"):
             ended.wait(20)
         return look_up(*args, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    begin = time.monotonic()
-    with pytest.raises(TransportError) as caught:
-        receiver.recv_checkpoint(0, source.metadata(), 1, timedelta(seconds=2))
-    assert isinstance(caught.value, TimeoutError)
-    assert time.monotonic() - begin < 5
-    assert len(looked_up) > slow_from
+    with proxy(source.address(), drip(1_000_000, 0.02)) as front:
+        begin = time.monotonic()
+        with pytest.raises(TransportError) as caught:
+            receiver.recv_checkpoint(0, front.address, 1, timedelta(seconds=2))
+        assert isinstance(caught.value, TimeoutError)
+        assert time.monotonic() - begin < 5
     ended.set()
