@@ -45,13 +45,15 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, help="a directory with a BERT in safetensors")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20, help="of training; 0 for none")
+    parser.add_argument("--victim", type=int, default=1, help="the rank that is killed")
     parser.add_argument("--report", type=Path, default=Path("demo-report"), help="where it goes")
     chosen = parser.parse_args(args)
     model = (chosen.model or packaged_model()).resolve()
     console = Console(highlight=False)
     chronicle = Chronicle(chosen.ranks)
     with tempfile.TemporaryDirectory(prefix="shardworks-") as folder:
-        given = [f"--model={model}", f"--steps={chosen.steps}", f"--folder={folder}"]
+        same = {"model": model, "steps": chosen.steps, "victim": chosen.victim, "folder": folder}
+        given = [f"--{name}={value}" for name, value in same.items()]
         try:
             run(chronicle, given, Path(folder), console)
         except RankFailed as failure:

@@ -31,17 +31,19 @@ from train import Trainer, alone, compared, floor, is_exact
 from world import World
 
 STORE_LIMIT = timedelta(seconds=120)
-VICTIM = 1
 # What a rank meets in the middle of a step when another one goes: of torch's, and of ours.
 LOSSES = (RuntimeError, OSError)
 
 
 class Story:
-    """What one rank goes through; `steps` is how many steps of training there are."""
+    """What one rank goes through: so many steps of training, in which `victim` is killed."""
 
-    def __init__(self, source: Source, steps: int, folder: Path, tell: Teller) -> None:
+    def __init__(
+        self, source: Source, steps: int, victim: int, *, folder: Path, tell: Teller
+    ) -> None:
         self.source = source
         self.steps = steps
+        self.victim = victim
         self.folder = folder
         self.tell = tell
 
@@ -176,7 +178,7 @@ class Story:
     def doom(self, world: World, step: int) -> Callable[[], None] | None:
         """What ends this rank, if it is the one that is killed in this step."""
         late = min(self.sharded_steps + 2, self.steps)
-        if world.rank != VICTIM or world.number or step != late:
+        if world.rank != self.victim or world.number or step != late:
             return None
         return self.wait_for_the_end
 
@@ -200,7 +202,7 @@ def end_with_the_launcher() -> None:
 def main() -> int:
     end_with_the_launcher()
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("rank", "size", "number", "port", "pipe", "steps"):
+    for name in ("rank", "size", "number", "port", "pipe", "steps", "victim"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
@@ -209,7 +211,7 @@ def main() -> int:
     tell.doing("start" if not given.number else "heal", "starts a process")
     source = Source.open(given.model)
     steps = given.steps if is_exact(source, given.size) else 0
-    story = Story(source, steps, given.folder, tell)
+    story = Story(source, steps, given.victim, folder=given.folder, tell=tell)
     store = TCPStore("127.0.0.1", given.port, is_master=False, timeout=STORE_LIMIT)
     if given.number:
         story.end(World.announced(store, given.rank, given.number), None)

@@ -92,11 +92,13 @@ def test_another_model(tmp_path: Path) -> None:
 
 def test_a_killed_rank_heals_from_all_that_live(tmp_path: Path) -> None:
     write_model(tmp_path, torch.float32)
-    result = demo(tmp_path, "--ranks", "4", "--steps", "5")
+    result = demo(tmp_path, "--ranks", "4", "--steps", "5", "--victim", "0")
     assert result.returncode == 0, result.stdout + result.stderr
     said = " ".join(result.stdout.split())
-    assert "rank 1: SIGKILL" in said
-    assert all(f"MB from rank {rank}" in said for rank in (0, 2, 3))
+    assert "rank 0: SIGKILL" in said
+    # How much each of them gives is a matter of speed; in so small a state one may give nothing.
+    assert "healed with" in said
+    assert "heal from 3 ranks" in said
     assert "the new process has the state of those that live, bit-equal: 0 tensors" in said
     assert "bit-equal to one process that was never hurt: 0 tensors differ" in said
     assert "loaded again by 3 ranks, bit-equal to one process: 0 tensors differ" in said
