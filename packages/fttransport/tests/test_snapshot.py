@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -283,3 +284,12 @@ def test_in_place_into_conjugates_and_negatives_writes_values_not_bits() -> None
     put(snapshot_of({"conj": z, "imag": torch.tensor([5.0, 6.0])}), own)
     assert own["conj"].tolist() == [1 + 2j, 3 - 4j]
     assert own["imag"].tolist() == [5, 6]
+
+
+def test_a_quantized_tensor_is_refused() -> None:
+    with warnings.catch_warnings():
+        # Newer versions of torch are about to drop them.
+        warnings.simplefilter("ignore")
+        quantized = torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8)
+    with pytest.raises(CodecRefused, match=r"state\['q'\]: a tensor that is quantized"):
+        snapshot_of({"w": torch.ones(2), "q": quantized})

@@ -55,16 +55,15 @@ class Blocks:
     strides: Mapping[int, tuple[int, ...]]
 
 
-def find_blocks(tensors: Sequence[Tensor]) -> Blocks:
-    """The blocks of strided tensors.
+def find_blocks(tensors: Sequence[Tensor], spans: Spans) -> Blocks:
+    """The blocks of strided tensors, whose spans are given.
 
     The blocks share the tensors' memory, but for packed ones. They are in the order in which
     their first tensor was given, and do not depend on where in memory the tensors lie.
     """
-    spans = Spans.of(tensors)
     alone, shared = spans.overlapping()
     mixed = len(set(spans.devices)) > 1
-    packs, rest = _packs(alone, tensors, spans)
+    packs, rest = _packs(alone, spans)
     rest += [index for group in shared for index in group]
     groups: list[list[_Range] | list[int]] = [*_overlapping(rest, tensors), *packs]
     blocks: list[Tensor] = []
@@ -102,13 +101,11 @@ def _first_of(group: list[_Range] | list[int]) -> int:
     return min(one.number for one in group if isinstance(one, _Range))
 
 
-def _packs(
-    alone: list[int], tensors: Sequence[Tensor], spans: Spans
-) -> tuple[list[list[int]], list[int]]:
+def _packs(alone: list[int], spans: Spans) -> tuple[list[list[int]], list[int]]:
     """Which tensors are packed together, in order; and which are not packed."""
-    dtypes = [tensor.dtype for tensor in tensors]
+    dtypes = spans.dtypes
     kinds = dict.fromkeys(dtypes)
-    left = np.zeros(len(tensors), dtype=np.bool_)
+    left = np.zeros(len(dtypes), dtype=np.bool_)
     left[alone] = True
     small = left & np.array(spans.contiguous, dtype=np.bool_) & (spans.nbytes < SMALL_NBYTES)
     if not set(kinds) <= _PACKABLE:

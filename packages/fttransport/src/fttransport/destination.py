@@ -9,9 +9,10 @@ not have is made new.
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice, pairwise, starmap
 from typing import Any
 
 import numpy as np
@@ -134,8 +135,7 @@ class Destination:
         base = np.array([block.data_ptr() for block in self.stream.blocks], dtype=np.int64)
         source = (base[table.block[numbers]] + table.offset[numbers])[alike]
         moves = zip(start[alike].tolist(), source.tolist(), nbytes[alike].tolist(), strict=True)
-        for target, origin, length in moves:
-            ctypes.memmove(target, origin, length)
+        deque(starmap(ctypes.memmove, moves), maxlen=0)
         return list(staged[~alike].tolist())
 
     def _alike(self, numbers: Column, staged: Column) -> NDArray[np.bool_]:
@@ -193,7 +193,7 @@ class Destination:
         dtypes = {form.dtype: torch_dtype(form.dtype) for form in table.forms}
         if (
             set(map(type, own.tensors)) <= PLAIN
-            and [tensor.dtype for tensor in own.tensors] == [dtypes[form.dtype] for form in forms]
+            and own.spans.dtypes == [dtypes[form.dtype] for form in forms]
             and [tensor.shape for tensor in own.tensors] == [form.shape for form in forms]
             and not any(form.layout for form in table.forms)
             and all(own.spans.contiguous)

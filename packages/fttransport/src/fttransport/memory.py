@@ -36,13 +36,15 @@ def used_span(tensor: Tensor) -> tuple[int, int]:
 class Spans:
     """Of each of some tensors the address of its first element and the bytes that it spans.
 
-    `contiguous` tells of each whether it is row-major without gaps.
+    `contiguous` tells of each whether it is row-major without gaps, `devices` and `dtypes` what
+    they say.
     """
 
     start: NDArray[np.int64]
     nbytes: NDArray[np.int64]
     contiguous: list[bool]
     devices: list[torch.device]
+    dtypes: list[torch.dtype]
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Spans:
@@ -55,7 +57,8 @@ class Spans:
                 if not is_contiguous:
                     begin, end = used_span(tensors[index])
                     nbytes[index] = end - begin
-        return cls(start, nbytes, contiguous, [tensor.device for tensor in tensors])
+        devices = [tensor.device for tensor in tensors]
+        return cls(start, nbytes, contiguous, devices, [tensor.dtype for tensor in tensors])
 
     def overlapping(self) -> tuple[list[int], list[list[int]]]:
         """Which tensors share no byte with another, and the groups of those that may.

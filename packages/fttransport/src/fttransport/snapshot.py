@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal, cast
+from itertools import repeat
+from typing import TYPE_CHECKING, Final, Literal, NoReturn, cast
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ from fttransport.manifest import (
     Manifest,
     content_id,
 )
-from fttransport.memory import contiguous_stride
+from fttransport.memory import Spans, contiguous_stride
 from fttransport.placements import note_layout
 from fttransport.stream import Stream
 from fttransport.table import Form, TensorTable
@@ -44,6 +45,11 @@ Staging = Literal["alias", "copy"]
 
 PLAIN: Final = {Tensor, Parameter}
 """The types of tensors that are nothing but their bytes."""
+_QUANTIZED: Final = {
+    dtype
+    for name, dtype in vars(torch).items()
+    if name.startswith(("qint", "quint")) and isinstance(dtype, torch.dtype)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +101,13 @@ def _taken(
 ) -> Snapshot:
     kept = _Kept()
     node = codec.encode(tree, kept.keep)
-    parts, layouts = _parts(tree, kept.tensors)
-    found = find_blocks(parts)
+    parts, layouts, spans = _parts(tree, kept.tensors)
+    found = find_blocks(parts, spans)
     stream = Stream(on_host(found.blocks, copied=staging == "copy"))
     bare = Manifest(
         step=step,
         tree=node,
-        tensors=_table(kept.tensors, parts, layouts, found),
+        tensors=_table(kept.tensors, parts, layouts, spans, found),
         blocks=tuple(block.numel() for block in stream.blocks),
         chunk_nbytes=chunk_nbytes,
         algorithm=None,
@@ -137,9 +143,9 @@ class _Kept:
 
 
 def _parts(
-    tree: object, tensors: Sequence[Tensor]
-) -> tuple[list[Tensor], dict[int, Mapping[str, object]]]:
-    """Of each tensor the caller's own part as plain bytes, and the layouts of the DTensors.
+    tree: object, tensors: list[Tensor]
+) -> tuple[list[Tensor], dict[int, Mapping[str, object]], Spans]:
+    """Of each tensor the caller's own part as plain bytes, the layouts of DTensors, and the spans.
 
     CodecRefused for the first that has no plain bytes.
     """
@@ -153,60 +159,54 @@ def _parts(
             elif type(tensor) not in PLAIN:
                 kind = type(tensor).__qualname__
                 raise CodecRefused(f"{_where(tensor, tree)}: tensors of type {kind} are not sent")
-    dtypes = {part.dtype for part in parts}
-    _refuse_without_bytes(parts, tensors, tree, dtypes)
-    if any(map(Tensor.is_neg, parts)) or any(dtype.is_complex for dtype in dtypes):
+    if {part.layout for part in parts} - {torch.strided}:
+        _refuse(parts, tensors, tree)
+    spans = Spans.of(parts)
+    dtypes = set(spans.dtypes)
+    if dtypes & _QUANTIZED or any(device.type == "meta" for device in set(spans.devices)):
+        _refuse(parts, tensors, tree)
+    if any(dtype.is_complex for dtype in dtypes) or any(map(Tensor.is_neg, parts)):
         parts = [part.detach().resolve_conj().resolve_neg() for part in parts]
-    return parts, layouts
+        spans = Spans.of(parts)
+    return parts, layouts, spans
 
 
-def _refuse_without_bytes(
-    parts: Sequence[Tensor], tensors: Sequence[Tensor], tree: object, dtypes: set[torch.dtype]
-) -> None:
-    quantized = any(str(dtype).startswith(("torch.qint", "torch.quint")) for dtype in dtypes)
-    layouts = {part.layout for part in parts}
-    if not quantized and layouts <= {torch.strided} and not any(part.is_meta for part in parts):
-        return
+def _refuse(parts: list[Tensor], tensors: list[Tensor], tree: object) -> NoReturn:
+    """Name the first part that has no plain bytes."""
     for part, tensor in zip(parts, tensors, strict=True):
         if part.layout is not torch.strided or part.is_quantized or part.is_meta:
             kind = "quantized" if part.is_quantized else f"{part.layout} on {part.device}"
             raise CodecRefused(f"{_where(tensor, tree)}: a tensor that is {kind} is not sent")
+    raise CodecRefused("state: a tensor without plain bytes is not sent")
 
 
 def _table(
     tensors: Sequence[Tensor],
     parts: Sequence[Tensor],
     layouts: Mapping[int, Mapping[str, object]],
+    spans: Spans,
     found: Blocks,
 ) -> TensorTable:
-    dtypes = [part.dtype for part in parts]
     shapes = [part.shape for part in parts]
     grads = [tensor.requires_grad for tensor in tensors]
     # What few tensors have; layouts have no hash, their texts have.
-    more = [
-        (found.strides[number], json.dumps(layouts.get(number)))
-        if number in found.strides
-        else json.dumps(layouts[number])
-        if number in layouts
-        else None
-        for number in range(len(parts))
-    ]
-    keys = list(zip(dtypes, shapes, grads, map(type, tensors), more, strict=True))
-    first = dict(zip(reversed(keys), reversed(range(len(keys))), strict=True))
-    numbers = sorted(first.values())
-    made = [
-        Form(
-            dtype_name(dtypes[number]),
-            tuple(shapes[number]),
-            found.strides.get(number, contiguous_stride(shapes[number])),
-            REQUIRES_GRAD * grads[number] | PARAMETER * (type(tensors[number]) is Parameter),
-            layouts.get(number),
-        )
-        for number in numbers
-    ]
-    order = {keys[number]: index for index, number in enumerate(numbers)}
+    more: Iterable[tuple[tuple[int, ...] | None, str | None] | None] = repeat(None, len(parts))
+    texts = {number: json.dumps(layout) for number, layout in layouts.items()}
+    by_text = {texts[number]: layout for number, layout in layouts.items()}
+    if found.strides or layouts:
+        more = [(found.strides.get(i), texts.get(i)) for i in range(len(parts))]
+    keys = list(zip(spans.dtypes, shapes, grads, map(type, tensors), more, strict=True))
+    order = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    forms = []
+    for dtype, shape, grad, kind, (stride, text) in (
+        (*key[:4], key[4] or (None, None)) for key in order
+    ):
+        flags = REQUIRES_GRAD * grad | PARAMETER * (kind is Parameter)
+        layout = None if text is None else by_text[text]
+        strides = contiguous_stride(shape) if stride is None else stride
+        forms.append(Form(dtype_name(dtype), tuple(shape), strides, flags, layout))
     column = np.fromiter(map(order.__getitem__, keys), np.int64, len(keys))
-    return TensorTable(made, column, found.block, found.offset)
+    return TensorTable(forms, column, found.block, found.offset)
 
 
 def _where(tensor: Tensor, tree: object) -> str:
