@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 def test_the_demo_is_exact_on_its_own_model(tmp_path: Path) -> None:
     """Four ranks, and twenty steps of training, are what `nox -s demo` starts."""
     result = subprocess.run(
-        [sys.executable, str(EXAMPLES / "demo.py"), "--ranks", "2", "--steps", "2"],
+        [sys.executable, str(EXAMPLES / "demo.py"), "--ranks", "2", "--steps", "4"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
