@@ -56,7 +56,9 @@ def test_in_place_a_receive_holds_less_than_64_mib_beside_the_state(http: Make) 
     assert rise_nbytes(in_place) < EXTRA_NBYTES
     assert all(torch.equal(own[name], tensor) for name, tensor in state.items())
     # The measure itself: new tensors are memory.
-    assert rise_nbytes(lambda: fresh.recv_checkpoint(0, source.metadata(), 1, S)) > STATE_NBYTES
+    assert (
+        rise_nbytes(lambda: fresh.recv_checkpoint(0, source.metadata(), 1, S)) > STATE_NBYTES // 2
+    )
 
 
 def test_a_send_holds_less_than_64_mib_beside_the_state(http: Make) -> None:
