@@ -109,6 +109,9 @@ class Story:
         """The rest of the story, for a rank that trains already (or not: one that is new)."""
         world, trainer = self.train_on(world, trainer)
         tell = self.tell
+        if self.fatal_step(world.size):
+            claim = f"rank {self.victim} was killed in a step, and replaced"
+            tell.act(Act("heal", [], [(claim, world.lost == (self.victim,))]))
         never_hurt = None
         if world.rank == 0:
             tell.doing("compare", "trains alone, never hurt")
@@ -175,10 +178,16 @@ class Story:
         """How many of the steps run on sharded ranks: the larger half."""
         return -(-self.steps // 2)
 
+    def fatal_step(self, size: int) -> int:
+        """The step in which a rank is killed; 0 where no rank is, since none would be left."""
+        left = self.steps - self.sharded_steps
+        if not left or size == 1 or self.victim not in range(size):
+            return 0
+        return self.sharded_steps + min(2, left)
+
     def doom(self, world: World, step: int) -> Callable[[], None] | None:
         """What ends this rank, if it is the one that is killed in this step."""
-        late = min(self.sharded_steps + 2, self.steps)
-        if world.rank != self.victim or world.number or step != late:
+        if world.rank != self.victim or world.number or step != self.fatal_step(world.size):
             return None
         return self.wait_for_the_end
 

@@ -99,6 +99,7 @@ def test_a_killed_rank_heals_from_all_that_live(tmp_path: Path) -> None:
     # How much each of them gives is a matter of speed; in so small a state one may give nothing.
     assert "healed with" in said
     assert "heal from 3 ranks" in said
+    assert "ok rank 0 was killed in a step, and replaced" in said
     assert "the new process has the state of those that live, bit-equal: 0 tensors" in said
     assert "bit-equal to one process that was never hurt: 0 tensors differ" in said
     assert "loaded again by 3 ranks, bit-equal to one process: 0 tensors differ" in said
