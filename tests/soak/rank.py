@@ -5,6 +5,7 @@
     {"do": "offer", "step": 7}                             serve the state of a step
     {"do": "heal", "step": 7, "metadata": TEXT}            receive it from those who serve it
     {"do": "leave"}                                        give the group up
+    {"do": "gauges"}                                       say what this process holds
     {"do": "end"}
 
 The state of a step is known beforehand, so every rank checks every element that it gets.
@@ -19,6 +20,7 @@ import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -51,7 +53,7 @@ def check(found: State, step: int, what: str) -> None:
 
 
 def gauges() -> dict[str, int]:
-    """What this process holds now."""
+    """What this process holds now, without what waits for the collector."""
     gc.collect()
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
@@ -85,9 +87,15 @@ class Rank:
 
     def leave(self) -> dict[str, object]:
         """Give the group up; it may be broken already."""
+        vars(self).pop("mesh", None)
         if dist.is_initialized():
             dist.destroy_process_group()
+        gc.collect()  # the connections close with the last reference to the group
         return {}
+
+    def gauges(self) -> dict[str, object]:
+        """What this process holds."""
+        return {"gauges": gauges()}
 
     def offer(self, step: int) -> dict[str, object]:
         """Serve the weights of a step, which are made now."""
@@ -146,6 +154,16 @@ def check_parts(found: dict[str, DTensor], wanted: dict[str, DTensor], what: str
             raise ValueError(f"{what}: {key} is wrong")
 
 
+def answer_to(rank: Rank, do: str, task: dict[str, Any]) -> dict[str, object]:
+    """Do it; what came of it."""
+    try:
+        answer: dict[str, object] = getattr(rank, do)(**task)
+    except Exception as error:  # noqa: BLE001 - the conductor judges it
+        text = f"{type(error).__name__}: {error}"
+        return {"error": text, "typed": isinstance(error, TYPED)}
+    return answer
+
+
 def main() -> None:
     torch.set_num_threads(1)
     rank = Rank()
@@ -156,12 +174,10 @@ def main() -> None:
         do = task.pop("do")
         if do == "end":
             break
-        try:
-            answer: dict[str, object] = getattr(rank, do)(**task)
-        except Exception as error:  # noqa: BLE001 - the conductor judges it
-            kind = type(error).__name__
-            answer = {"error": f"{kind}: {error}", "typed": isinstance(error, TYPED)}
-        print(json.dumps({**answer, "gauges": gauges()}), file=answers, flush=True)
+        answer = answer_to(rank, do, task)
+        if "error" in answer:
+            rank.leave()  # so that who still waits for this rank notices
+        print(json.dumps(answer), file=answers, flush=True)
     rank.close()
 
 
