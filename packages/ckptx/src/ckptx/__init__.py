@@ -1,10 +1,9 @@
 """Read each byte of a checkpoint once per group of ranks, then exchange what each rank needs."""
 
-from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from distcore.v1 import require
+from distcore.v1 import on_first_use, require
 
 require(1, by="ckptx")
 
@@ -95,11 +94,4 @@ _HOMES = {
     "save_async": "saver",
 }
 
-
-def __getattr__(name: str) -> object:
-    """Import torch only when something that needs it is used."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value  # the next access finds it without this function
-    return value
+__getattr__, __dir__ = on_first_use(__name__, _HOMES)

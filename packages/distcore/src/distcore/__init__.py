@@ -4,9 +4,10 @@ The names below are loaded when they are first used, so that `import distcore` d
 torch. The interface that other packages build on is `distcore.v1`.
 """
 
-from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
+
+from distcore.v1.catalogue import on_first_use
 
 if TYPE_CHECKING:
     # What failed outside a collective
@@ -104,15 +105,4 @@ __all__ = [
     "size",
 ]
 
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value  # the next access finds it without this function
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = on_first_use(__name__, _HOMES)

@@ -1,10 +1,9 @@
 """A live replica of a training run heals a broken one."""
 
-from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from distcore.v1 import require
+from distcore.v1 import on_first_use, require
 
 require(1, by="fttransport")
 
@@ -62,15 +61,4 @@ __all__ = [
 
 _HOMES = {"Codec": "codec", "HTTPTransport": "http_transport", "PGTransport": "pg_transport"}
 
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = on_first_use(__name__, _HOMES)

@@ -1,10 +1,9 @@
 """Who runs the matrix step of which parameter, and a Muon that uses it."""
 
-from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from distcore.v1 import require
+from distcore.v1 import on_first_use, require
 
 require(1, by="ownerplan")
 
@@ -78,15 +77,4 @@ _HOMES = {
     "calibrate_cost": "calibration",
 }
 
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value  # the next access finds it without this function
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = on_first_use(__name__, _HOMES)

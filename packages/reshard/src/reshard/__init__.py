@@ -1,10 +1,9 @@
 """Live transfer of whole PyTorch state dicts between meshes and placements."""
 
-from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from distcore.v1 import require
+from distcore.v1 import on_first_use, require
 
 require(1, by="reshard")
 
@@ -57,15 +56,4 @@ _HOMES = {
     "transfer": "resharder",
 }
 
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value  # the next access finds it without this function
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = on_first_use(__name__, _HOMES)

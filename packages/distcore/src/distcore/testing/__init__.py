@@ -4,8 +4,9 @@ The names below are loaded when they are first used, so that `distcore.testing.s
 strategies for hypothesis, can be used without torch.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from distcore.v1.catalogue import on_first_use
 
 if TYPE_CHECKING:
     # Contracts
@@ -55,15 +56,4 @@ _HOMES = {
     "rank_threads": "threads",
 }
 
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value  # the next access finds it without this function
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = on_first_use(__name__, _HOMES)

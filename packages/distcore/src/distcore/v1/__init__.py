@@ -7,6 +7,9 @@ with effects is `distcore.v1.runtime`.
 # Who takes what
 from distcore.v1.assignment.balance import Assignment, balance
 
+# A package's names
+from distcore.v1.catalogue import on_first_use
+
 # Nouns
 from distcore.v1.channel import Channel, Message, Pending
 from distcore.v1.description import describe_layout, layout_from
@@ -74,6 +77,7 @@ __all__ = [
     "itemsize",
     "layout_from",
     "matchings",
+    "on_first_use",
     "pairs_of",
     "providers",
     "require",
