@@ -30,7 +30,8 @@ from distcore.v1.plan import Plan
 from distcore.v1.region import Region
 
 PEERS: Final = 8
-OWN_BUFFER_NBYTES: Final = 1 << 20
+OWN_BUFFER_NBYTES: Final = 1 << 18
+"""A part of this size costs more to be copied twice than to be a message of its own."""
 DIRECT_NBYTES: Final = 1 << 28
 MAX_PARTS: Final = 8192
 MAX_MATCHED: Final = 1 << 14
