@@ -33,7 +33,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-HOME = Path(__file__).parent
+HOME = Path(__file__).resolve().parent
 LIMIT_S = 1500
 
 
@@ -136,14 +136,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Run the benchmarks and print one table.")
     parser.add_argument("--from", dest="recorded", type=Path, help="print recorded figures")
     parser.add_argument("--out", type=Path, default=Path("bench-report"), help="for bench.json")
-    parser.add_argument("files", nargs="*", type=Path, help="all benchmarks, unless given")
+    parser.add_argument("files", nargs="*", help="in this folder, or paths; all, unless given")
     given = parser.parse_args()
     if given.recorded:
         found = json.loads(given.recorded.read_text(encoding="utf-8"))
     else:
         found = {"cores": os.cpu_count(), "load": list(os.getloadavg())}
         found["date"] = time.strftime("%Y-%m-%d %H:%M")
-        found["benchmarks"] = [run(path) for path in given.files or sorted(HOME.glob("bench_*"))]
+        found["benchmarks"] = [
+            run(HOME / name) for name in given.files or sorted(HOME.glob("bench_*.py"))
+        ]
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "bench.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
     records = found["benchmarks"]
