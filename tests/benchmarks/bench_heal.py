@@ -7,7 +7,7 @@ socket that fills memory that is there and warm, and copies nothing; the fresh f
 memory. CPU seconds are the receiver's. Extra memory is the highest resident size of the receiver
 above what it had before. torchft is left out where it is not installed.
 
-The large state is 4 tensors of `--mib` MiB together (1024 for the figures that are promised), the
+The large state is 4 tensors of `--mib` MiB together (1024 unless said otherwise), the
 small one 4096 tensors of 4 KiB.
 """
 
@@ -301,7 +301,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--serve", nargs=3, metavar=("WAY", "COUNT", "NBYTES"))
     parser.add_argument("--only", choices=["large", "small"])
-    parser.add_argument("--mib", type=int, default=256, help="of the large state")
+    parser.add_argument("--mib", type=int, default=1024, help="of the large state")
     parser.add_argument("--repeats", type=int, default=5)
     chosen = parser.parse_args()
     if chosen.serve:
