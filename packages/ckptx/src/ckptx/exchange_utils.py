@@ -268,6 +268,9 @@ def exchange_by_distribution(
     between ranks of one host. All give the same bits, whatever dtype, strides or class a tensor
     has; quantised tensors are never converted.
 
+    `parallelization_group` is a process group or a Channel. Ranks of one host find each other
+    anew in each call with a process group; a GroupChannel that is kept spares them that.
+
     A shard with data is received in place and returned as that tensor; others are made on
     `device`, by default the one that the group's messages use. `timeout` bounds each wait.
 
