@@ -17,7 +17,7 @@ from ckptx.exchange import ExchangeOptions, ExchangeReport, exchange
 from ckptx.full_gather import gather_all
 from ckptx.sharded import ShardedTensor, ShardId
 from distcore.testing import rank_threads
-from distcore.v1 import ITEMSIZES, Channel, Message, PeerError, Pending
+from distcore.v1 import ITEMSIZES, Channel, PeerError
 from distcore.v1.runtime import torch_dtype
 
 Tensors = dict[ShardId, torch.Tensor]
@@ -386,43 +386,20 @@ def test_a_quantised_tensor_is_refused_where_there_is_none_to_receive_it(
 # Failing twins
 
 
-class Wire:
-    """A channel that runs `act` on a message's buffers before it is sent."""
-
-    def __init__(self, inner: Channel, act: Callable[[torch.Tensor], None]) -> None:
-        self._inner = inner
-        self._act = act
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "same_host":
-            raise AttributeError(name)
-        return getattr(self._inner, name)
-
-    def start(
-        self,
-        sends: Sequence[Message],
-        receives: Sequence[Message],
-        *,
-        timeout_s: float | None = None,
-    ) -> Pending:
-        for message in sends:
-            for buffer in message.buffers:
-                self._act(buffer)
-        return self._inner.start(sends, receives, timeout_s=timeout_s)
-
-
 def flip_a_bit(buffer: torch.Tensor) -> None:
     if buffer.numel() > 32:
         buffer[7] ^= 1
 
 
-def test_torchtitan_4011_a_bit_that_flips_on_the_way_is_found() -> None:
+def test_torchtitan_4011_a_bit_that_flips_on_the_way_is_found(
+    tapped: Callable[..., Any],
+) -> None:
     options = ExchangeOptions(verify="xxh3", timeout_s=10)
 
     def job(channel: Channel) -> None:
         value = {"w": noise((64,), torch.float32)}
         case = Case(value, {"w": (0, 1)})
-        wire = Wire(channel, flip_a_bit) if channel.rank == 0 else Wire(channel, lambda _: None)
+        wire = tapped(channel, flip_a_bit if channel.rank == 0 else lambda _: None)
         case.run(wire, "planned", options)
 
     for error in rank_threads(2, job).raised(PeerError, within_s=10):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from ckptx import CheckpointPlanError
 from ckptx.ways import MIN_STAGING_NBYTES, Ways, seconds_of
 from distcore.testing import rank_threads
-from distcore.v1 import Channel, Layout, Message, PeerError, Pending, Piece, Plan, Region, Transfer
+from distcore.v1 import Channel, Layout, PeerError, Piece, Plan, Region, Transfer
 from distcore.v1.runtime import Shard, SoloChannel
 
 WHOLE = Region((0,), (64,))
@@ -77,32 +77,7 @@ def test_rows_come_in_group_order_whatever_their_lengths() -> None:
         assert rows == (b"", b"x" * 3000, b"x" * 6000)
 
 
-class Wire:
-    """A channel without the way through memory; `act` sees each buffer before it is sent."""
-
-    def __init__(self, inner: Channel, act: Callable[[torch.Tensor], None]) -> None:
-        self._inner = inner
-        self._act = act
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "same_host":
-            raise AttributeError(name)
-        return getattr(self._inner, name)
-
-    def start(
-        self,
-        sends: Sequence[Message],
-        receives: Sequence[Message],
-        *,
-        timeout_s: float | None = None,
-    ) -> Pending:
-        for message in sends:
-            for buffer in message.buffers:
-                self._act(buffer)
-        return self._inner.start(sends, receives, timeout_s=timeout_s)
-
-
-def sent(channel: Channel, *, prove: bool) -> list[int]:
+def sent(channel: Channel, tapped: Callable[..., Any], *, prove: bool) -> list[int]:
     """64 bytes from rank 0 to rank 1, one bit of which flips on the way."""
 
     def flip(buffer: torch.Tensor) -> None:
@@ -115,41 +90,36 @@ def sent(channel: Channel, *, prove: bool) -> list[int]:
     )
     memory = torch.full((64,), channel.rank, dtype=torch.uint8)
     shards = {"w": Shard.of(memory, channel.rank, layout)}
-    wire: Any = Wire(channel, flip if channel.rank == 0 else lambda _: None)
+    wire = tapped(channel, flip if channel.rank == 0 else lambda _: None)
     ways_over(wire).execute(plan, shards, shards, staging_nbytes=MIN_STAGING_NBYTES, prove=prove)
     found: list[int] = memory.tolist()
     return found
 
 
-def test_an_exchange_is_proven_where_that_was_asked_for() -> None:
-    for error in rank_threads(2, lambda channel: sent(channel, prove=True)).raised(
-        PeerError, within_s=5
-    ):
+def test_an_exchange_is_proven_where_that_was_asked_for(tapped: Callable[..., Any]) -> None:
+    found = rank_threads(2, lambda channel: sent(channel, tapped, prove=True))
+    for error in found.raised(PeerError, within_s=5):
         assert "w" in str(error)
 
 
-def test_an_exchange_is_not_proven_otherwise() -> None:
-    arrived = rank_threads(2, lambda channel: sent(channel, prove=False)).values()[1]
+def test_an_exchange_is_not_proven_otherwise(tapped: Callable[..., Any]) -> None:
+    arrived = rank_threads(2, lambda channel: sent(channel, tapped, prove=False)).values()[1]
     assert sum(arrived) == 1
 
 
 @pytest.mark.parametrize("same_host", ["auto", "off"])
-def test_ranks_on_one_host_use_memory_unless_it_is_off(same_host: str) -> None:
+def test_ranks_on_one_host_use_memory_unless_it_is_off(
+    same_host: str, tapped: Callable[..., Any]
+) -> None:
     """The exchange's messages are counted; only sockets carry any."""
     seen: list[int] = []
-
-    class Counted(Wire):
-        """With its way through memory."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._inner, name)
 
     def job(channel: Channel) -> None:
         layout = Layout.replicated(shape=(64,), dtype="uint8", ranks=(0, 1))
         memory = torch.full((64,), channel.rank, dtype=torch.uint8)
         shards = {"w": Shard.of(memory, channel.rank, layout)}
         plan = Plan([Transfer("w", 0, 1, WHOLE)])
-        counted = Counted(channel, lambda buffer: seen.append(buffer.numel()))
+        counted = tapped(channel, lambda buffer: seen.append(buffer.numel()), same_host=True)
         ways = ways_over(counted, same_host=same_host)
         ways.execute(plan, shards, shards, staging_nbytes=MIN_STAGING_NBYTES, prove=False)
         assert not memory.any()
