@@ -151,7 +151,7 @@ class PGTransport(CheckpointTransport[T]):
             raise
         try:
             _receive_stream(pair, destination)
-            state = destination.finish()
+            state = _finished(pair, destination)
         except TransportError as error:
             error.dirty = destination.in_place
             raise
@@ -233,7 +233,7 @@ def _agree(pair: Pair, step: int) -> tuple[Manifest, str]:
 
 
 def _receive_stream(pair: Pair, destination: Destination) -> None:
-    """The second half of a receive: the bytes, verified, and word to the source of how it went."""
+    """The second half of a receive: the bytes, verified; the source is told what is wrong."""
     pair.tell(ok=True)
     manifest, stream = destination.manifest, destination.stream
     flying: deque[tuple[Pending, Tensor, int, int]] = deque()
@@ -260,7 +260,17 @@ def _receive_stream(pair: Pair, destination: Destination) -> None:
         error.name_keys(destination.keys_in(chunk))
         pair.tell_error(error)
         raise error
+
+
+def _finished(pair: Pair, destination: Destination) -> object:
+    """The end of a receive: the state handed over, and only then word that it is there."""
+    try:
+        state = destination.finish()
+    except Exception as error:
+        _tell_quietly(pair, error)
+        raise
     pair.tell(ok=True)
+    return state
 
 
 class _Checker:

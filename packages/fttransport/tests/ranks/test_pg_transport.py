@@ -21,6 +21,7 @@ from fttransport import (
     TransportError,
 )
 from fttransport import pg_transport as module
+from fttransport.destination import Destination
 
 S = timedelta(seconds=10)
 CPU = torch.device("cpu")
@@ -153,6 +154,25 @@ def test_a_wrong_byte_is_the_same_error_on_both_sides(monkeypatch: pytest.Monkey
             move(transport(channel), channel, {"w": torch.ones(30)})
 
     rank_threads(2, run).values()
+
+
+def test_a_state_that_cannot_be_handed_over_reaches_the_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The source is told that all is well when the receiver has the state, not before."""
+
+    def fail(self: Destination) -> None:
+        raise RuntimeError("no room to finish")
+
+    monkeypatch.setattr(Destination, "finish", fail)
+
+    def job(channel: GroupChannel) -> Any:
+        return move(transport(channel), channel, {"w": torch.ones(4)})
+
+    at_source, at_receiver = rank_threads(2, job).exceptions
+    assert isinstance(at_source, TransportError)
+    assert "no room to finish" in str(at_source)
+    assert isinstance(at_receiver, RuntimeError)
 
 
 def test_a_failing_state_dict_reaches_the_source() -> None:
