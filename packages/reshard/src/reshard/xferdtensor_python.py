@@ -50,6 +50,7 @@ from reshard.face.duck_types import (
     TensorLike,
 )
 from reshard.face.offers import Side, Terms, form_of
+from reshard.plan import ReshardPlan
 
 __all__ = ["clear_xferdtensor_python_caches", "xferdtensor_python_impl"]
 
@@ -341,10 +342,10 @@ def _carry(  # noqa: PLR0917 - as above
         engine.carry((src_tensor, dst_tensor), read_sides, channel, planner=_planned, stream=stream)
 
 
-def _planned(sides: tuple[Side, Side], terms: Terms) -> engine.Route:
+def _planned(sides: tuple[Side, Side], terms: Terms) -> ReshardPlan:
     """The engine's plan, kept among the plans of this face."""
     key = sides[0].key, sides[1].key, terms
-    return _cached(_PLAN_CACHE, key, _PLAN_CACHE_MAX_SIZE, lambda: engine.route_of(sides, terms))
+    return _cached(_PLAN_CACHE, key, _PLAN_CACHE_MAX_SIZE, lambda: engine.plan_of(sides, terms))
 
 
 def _plan_key(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -526,3 +527,31 @@ def in_a_subgroup(channel: Channel) -> None:
 
 def test_ranks_of_a_subgroup_are_global(pool: RankPool) -> None:
     pool.run(in_a_subgroup).values()
+
+
+@pytest.mark.parametrize("rows", [16, 1 << 18])
+def test_a_rank_that_cannot_plan_fails_all_with_its_reason(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a tensor so large that ranks of one host would look for a short way."""
+    here, real = threading.local(), face._planned
+
+    def planned(*args: Any) -> Any:
+        if here.rank == 1:
+            raise MemoryError("no room to plan")
+        return real(*args)
+
+    monkeypatch.setattr(face, "_planned", planned)
+
+    def job(channel: GroupChannel) -> None:
+        here.rank = channel.rank
+        group: Any = channel.group
+        src, dst = Ref(torch.ones(rows // 2, 2), (rows, 2)), Ref(torch.zeros(rows, 1), (rows, 2))
+        try:
+            face.xferdtensor_python_impl(src, Mesh([0, 1]), [S0], dst, Mesh([0, 1]), [S1], group)
+        finally:
+            assert dst._local_tensor is not None
+            assert not dst._local_tensor.any()
+
+    for error in rank_threads(2, job).raised(PeerError, within_s=3):
+        assert "rank 1: MemoryError: no room to plan" in str(error)

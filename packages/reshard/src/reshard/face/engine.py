@@ -10,12 +10,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from math import prod
 from typing import Any, Final, Literal
 
 import torch
 
-from distcore.v1 import Channel
+from distcore.v1 import Channel, itemsize
 from distcore.v1.runtime import agree, execute
 from reshard.ends import Ends
 from reshard.face import streams
@@ -26,21 +26,12 @@ from reshard.plan import ReshardPlan, plan_reshard
 
 KEY: Final = "tensor"
 MIN_SHARED_NBYTES: Final = 1 << 20
-"""Below this on the wire it does not pay to look for short ways between ranks of one host."""
+"""For a smaller tensor it does not pay to look for short ways between ranks of one host."""
 
+NO_PLAN: Final = plan_reshard({}, {})
+"""What a rank has that has failed to make one; its only stage tells the others."""
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A plan, and the bytes that it moves between ranks."""
-
-    plan: ReshardPlan
-    wire_nbytes: int
-
-
-NOWHERE: Final = Route(plan_reshard({}, {}), 0)
-"""The route of a rank that has failed to find one."""
-
-Planner = Callable[[tuple[Side, Side], Terms], Route]
+Planner = Callable[[tuple[Side, Side], Terms], ReshardPlan]
 
 
 def carry(
@@ -55,23 +46,22 @@ def carry(
     both, offer, rows = _read(tensors, sides, channel)
     terms = terms_of(rows, channel.ranks)
     with streams.entered(_device_of(offer), stream):
-        route, ends, failure = NOWHERE, Ends(channel.rank), None
+        plan, ends, failure = NO_PLAN, Ends(channel.rank), None
         try:
-            route = planner(both, terms)
-            ends = _ends(route.plan, offer, terms, channel.rank)
+            plan = planner(both, terms)
+            ends = _ends(plan, offer, terms, channel.rank)
         except BaseException as error:  # noqa: BLE001 - told to the peers and raised again
             failure = error
-        _move(route, ends, channel, failure)
+        _move(plan, ends, channel, same_host=_same_host(terms), failure=failure)
 
 
-def route_of(sides: tuple[Side, Side], terms: Terms) -> Route:
-    """The way between two sides, balanced over the holders of each part."""
+def plan_of(sides: tuple[Side, Side], terms: Terms) -> ReshardPlan:
+    """The plan between two sides, balanced over the holders of each part."""
     src, dst = (
         side.layout(terms.shape, terms.dtype, reading)
         for side, reading in zip(sides, terms.readings, strict=True)
     )
-    plan = plan_reshard({KEY: src}, {KEY: dst})
-    return Route(plan, plan.stats()["wire_bytes"])
+    return plan_reshard({KEY: src}, {KEY: dst})
 
 
 def _read(
@@ -120,12 +110,22 @@ def _ends(plan: ReshardPlan, offer: Offer, terms: Terms, rank: int) -> Ends:
     return ends
 
 
-def _move(route: Route, ends: Ends, channel: Channel, failure: BaseException | None) -> None:
-    same_host: Literal["auto", "off"] = "off"
-    if route.wire_nbytes >= MIN_SHARED_NBYTES:
-        same_host = "auto"
+def _same_host(terms: Terms) -> Literal["auto", "off"]:
+    """How ranks of one host exchange: chosen by what all know, also a rank without a plan."""
+    nbytes = prod(terms.shape) * itemsize(terms.dtype)
+    return "auto" if nbytes >= MIN_SHARED_NBYTES else "off"
+
+
+def _move(
+    plan: ReshardPlan,
+    ends: Ends,
+    channel: Channel,
+    *,
+    same_host: Literal["auto", "off"],
+    failure: BaseException | None,
+) -> None:
     sources = ends.sources
-    for stage in route.plan.stages:
+    for stage in plan.stages:
         execute(stage, channel, sources, ends.destinations, same_host=same_host, failure=failure)
         sources = ends.destinations
 
